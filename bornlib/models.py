@@ -1,0 +1,284 @@
+"""The Born Transformer, its softmax and polynomial siblings and their ablations (paper Figure 2, Tables 3 and 8).
+
+Every model maps *fields*, one vector of 64 reals per slot, to three *scores*. Letters in shape
+comments: B pairs, L slots, H heads, C = 64 reals of a slot, M = 32 complex modes (C = 2M, real
+parts first, then imaginary parts).
+
+Padding is a field of zeros. In the Born Transformer and in Poly-sim-born a zero field overlaps with
+nothing, stays zero through every layer and so needs no mask.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .corpus import LABELS, MAX_TOKENS, PAD_ID
+
+MODES, CHANNELS, HEADS, BLOCKS = 32, 170, 2, 2  # paper Table 8
+PIXELS = 64  # camera pixels per class region; chosen so that 98,645 parameters lie outside the embedding
+WIDTH, GELU_WIDTH = 64, 256  # paper Table 8
+NAMES = ("born", "softmax", "poly", "poly-gelu", "poly-softmax", "poly-softmax-gelu")
+
+
+@dataclass
+class Trace:
+    """What a forward pass measured: per block `attention` (B, H, L, L) and `row_sums` (B, H, L), and the camera `total` (B,).
+
+    For the Born Transformer slot 0 is the reference. Passed back as `held`, the denominators stay at these values.
+    """
+
+    attention: list[Tensor] = field(default_factory=list)
+    row_sums: list[Tensor] = field(default_factory=list)
+    total: Tensor | None = None
+
+
+def normalise_rows(weights: Tensor, held: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Divide nonnegative `weights` (..., L, L) by their row sums, or by `held` ones. A row of zeros stays zero."""
+    sums = weights.sum(-1) if held is None else held
+    return weights / sums.masked_fill(sums == 0, 1.0).unsqueeze(-1), sums
+
+
+# ------------------------------------------------------------------------------------- complex linear maps
+class ComplexLinear(nn.Module):
+    """A complex matrix (outputs, inputs) without bias, stored as real and imaginary part (2, outputs, inputs)."""
+
+    def __init__(self, inputs: int, outputs: int, generator: torch.Generator):
+        super().__init__()
+        scale = (2 * inputs) ** -0.5  # unit expected norm of each row
+        self.weight = nn.Parameter(torch.randn(2, outputs, inputs, generator=generator) * scale)
+
+    @property
+    def matrix(self) -> Tensor:
+        """The complex matrix (outputs, inputs)."""
+        return torch.complex(self.weight[0], self.weight[1])
+
+    def real_rows(self) -> Tensor:
+        """(outputs, C): gives Re(W h) from a field h stored as reals."""
+        return torch.cat([self.weight[0], -self.weight[1]], 1)
+
+    def imag_rows(self) -> Tensor:
+        """(outputs, C): gives Im(W h)."""
+        return torch.cat([self.weight[1], self.weight[0]], 1)
+
+
+def measured_product(h: Tensor, first: ComplexLinear, second: ComplexLinear) -> Tensor:
+    """Re[(W1 h)(W2 h)] by homodyne detection: (B, L, C) to (B, L, outputs)."""
+    rows = torch.stack([first.real_rows(), first.imag_rows(), second.real_rows(), second.imag_rows()])
+    flat = h.reshape(-1, h.shape[-1])
+    a, b, c, d = torch.bmm(flat.expand(4, *flat.shape), rows.transpose(1, 2))  # contiguous parts: 2x faster than chunks
+    return (a * c - b * d).view(*h.shape[:-1], -1)
+
+
+# ------------------------------------------------------------------------------------- Born Transformer
+class BornBlock(nn.Module):
+    """Born attention |<q|k>|^4 over its row sum, then the measured product Re[(W1 h)(W2 h)]; both additive."""
+
+    def __init__(self, generator: torch.Generator):
+        super().__init__()
+        self.query, self.key, self.value, self.output = (ComplexLinear(MODES, MODES, generator) for _ in range(4))
+        self.first, self.second = (ComplexLinear(MODES, CHANNELS, generator) for _ in range(2))
+        self.gain = nn.Parameter(torch.ones(CHANNELS))
+        self.third = ComplexLinear(CHANNELS, MODES, generator)
+
+    def overlaps(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        """Re and Im of <q_i|k_j> stacked (B, H, 2, L, L), and the value beams (B, H, L, 32)."""
+        B, L, C = h.shape
+        rows = []
+        for linear in (self.query, self.key, self.value):  # rows ordered head, (Re, Im), mode
+            rows.append(torch.stack([linear.real_rows(), linear.imag_rows()]).view(2, HEADS, -1, C).transpose(0, 1))
+        qkv = F.linear(h, torch.stack(rows).reshape(3 * C, C)).view(B, L, 3, HEADS, -1)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B, H, L, 32), Re then Im
+        re, im = k.chunk(2, -1)
+        both = torch.cat([k, torch.cat([im, -re], -1)], 2)  # (B, H, 2L, 32): for Re<q|k> and for Im<q|k>
+        return (q @ both.transpose(-1, -2)).view(B, HEADS, L, 2, L).transpose(2, 3), v
+
+    def forward(self, h: Tensor, held: Tensor | None, trace: Trace | None) -> Tensor:
+        B, L, C = h.shape
+        overlap, v = self.overlaps(h)
+        weights = overlap.square().sum(2).square()  # |<q|k>|^4, (B, H, L, L)
+        attention, sums = normalise_rows(weights, held)
+        if trace is not None:
+            trace.attention.append(attention)
+            trace.row_sums.append(sums)
+        heads = (attention @ v).view(B, HEADS, L, 2, -1).permute(0, 2, 3, 1, 4).reshape(B, L, C)
+        h = h + F.linear(heads, torch.cat([self.output.real_rows(), self.output.imag_rows()]))
+        channels = measured_product(h, self.first, self.second)  # (B, L, 170)
+        third = self.third.weight * self.gain  # (2, M, 170)
+        return h + F.linear(channels, third.view(C, CHANNELS))
+
+
+class BornTransformer(nn.Module):
+    """Every step a Born measurement; scores are the class probabilities (paper Table 8, first column).
+
+    A word's field is e^{i phi_i} (E[w_i] + f_i + s), with a field and a phase per position and a
+    field per sentence; slot 0 holds the reference gamma * r. `degree` is the degree of each N_c in
+    the words' amplitudes with denominators held: 18 a block, squared by the camera.
+    """
+
+    kind, score_unit = "born", "probability"
+    degree = 2 * 18**BLOCKS  # 648, paper Table 9
+
+    def __init__(self, vocabulary_size: int, generator: torch.Generator):
+        super().__init__()
+        unit = (2 * MODES) ** -0.5
+        self.embedding = nn.Parameter(torch.randn(vocabulary_size, 2 * MODES, generator=generator) * unit)
+        self.position = nn.Parameter(torch.randn(MAX_TOKENS, 2 * MODES, generator=generator) * unit)
+        self.phase = nn.Parameter(torch.zeros(MAX_TOKENS))
+        self.sentence = nn.Parameter(torch.randn(2, 2 * MODES, generator=generator) * unit)
+        self.reference = nn.Parameter(torch.randn(2 * MODES, generator=generator) * unit)
+        self.reference_gain = nn.Parameter(torch.ones(()))
+        self.blocks = nn.ModuleList(BornBlock(generator) for _ in range(BLOCKS))
+        self.camera = ComplexLinear(MODES, len(LABELS) * PIXELS, generator)
+
+    def fields(self, ids: Tensor, sentence: Tensor) -> Tensor:
+        """Word fields (B, L, C) without the reference; zero at padding."""
+        L = ids.shape[1]
+        x = F.embedding(ids, self.embedding) + self.position[:L] + F.embedding(sentence, self.sentence)
+        re, im = x.chunk(2, -1)
+        cos, sin = self.phase[:L].cos().unsqueeze(-1), self.phase[:L].sin().unsqueeze(-1)
+        x = torch.cat([cos * re - sin * im, sin * re + cos * im], -1)
+        return x * (ids != PAD_ID).unsqueeze(-1)
+
+    def evolve(self, x: Tensor, held: Trace | None = None, trace: Trace | None = None) -> Tensor:
+        """Fields after all blocks, reference first: (B, L, C) to (B, 1 + L, C)."""
+        reference = (self.reference_gain * self.reference).expand(x.shape[0], 1, -1)
+        h = torch.cat([reference, x], 1)
+        for b, block in enumerate(self.blocks):
+            h = block(h, held.row_sums[b] if held else None, trace)
+        return h
+
+    def intensities(self, h: Tensor) -> Tensor:
+        """Lens and camera: N_c (B, 3) from the fields of all slots (B, 1 + L, C)."""
+        z = h.sum(1)
+        image = F.linear(z, torch.cat([self.camera.real_rows(), self.camera.imag_rows()]))
+        return image.view(-1, 2, len(LABELS), PIXELS).square().sum((1, 3))
+
+    def scores(self, x: Tensor, mask: Tensor | None = None, held: Trace | None = None, trace: Trace | None = None) -> Tensor:
+        """Class probabilities (B, 3): N_c over the camera total, or over the `held` total. `mask` is not needed."""
+        n = self.intensities(self.evolve(x, held, trace))
+        total = held.total if held else n.sum(-1)
+        if trace is not None:
+            trace.total = total
+        return n / total.masked_fill(total == 0, 1.0).unsqueeze(-1)
+
+    def forward(self, ids: Tensor, sentence: Tensor) -> Tensor:
+        """Log-probabilities (B, 3)."""
+        n = self.intensities(self.evolve(self.fields(ids, sentence))).clamp_min(1e-30)
+        return n.log() - n.sum(-1, keepdim=True).log()
+
+
+# ------------------------------------------------------------------------------------- real models
+class RealBlock(nn.Module):
+    """Attention (`square` or `softmax`) and feed-forward (`bilinear` or `gelu`) on 64 reals; both additive."""
+
+    def __init__(self, attention: str, feed_forward: str, norm: bool, generator: torch.Generator):
+        super().__init__()
+
+        def matrix(outputs, inputs):
+            return nn.Parameter(torch.randn(outputs, inputs, generator=generator) * inputs**-0.5)
+
+        self.attention_kind, self.feed_forward_kind = attention, feed_forward
+        self.qkv, self.output = matrix(3 * WIDTH, WIDTH), matrix(WIDTH, WIDTH)
+        if feed_forward == "bilinear":
+            self.first, self.last = matrix(2 * CHANNELS, WIDTH), matrix(WIDTH, CHANNELS)
+        else:
+            self.first, self.last = matrix(GELU_WIDTH, WIDTH), matrix(WIDTH, GELU_WIDTH)
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) if norm else nn.Identity() for _ in range(2))
+
+    def forward(self, h: Tensor, mask: Tensor, held: Tensor | None, trace: Trace | None, gates: Tensor | None) -> Tensor:
+        B, L, C = h.shape
+        q, k, v = F.linear(self.norms[0](h), self.qkv).view(B, L, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+        products = q @ k.transpose(-1, -2)  # (B, H, L, L)
+        if self.attention_kind == "square":
+            attention, sums = normalise_rows(products.square(), held)
+        else:
+            scaled = products * (C // HEADS) ** -0.5
+            attention = scaled.masked_fill(~mask[:, None, None, :], -torch.inf).softmax(-1)
+            sums = attention.new_ones(B, HEADS, L)
+        if gates is not None:
+            attention = attention * gates[:, None, None, :]
+        if trace is not None:
+            trace.attention.append(attention)
+            trace.row_sums.append(sums)
+        h = h + F.linear((attention @ v).transpose(1, 2).reshape(B, L, C), self.output)
+        u = F.linear(self.norms[1](h), self.first)
+        if self.feed_forward_kind == "bilinear":
+            a, b = u.chunk(2, -1)
+            u = a * b
+        else:
+            u = F.gelu(u)
+        return h + F.linear(u, self.last)
+
+
+class RealTransformer(nn.Module):
+    """The softmax transformer, Poly-sim-born and its ablations; scores are logits (paper Tables 3 and 8).
+
+    `degree` is the degree of a logit in the words' amplitudes with denominators held (10 a block),
+    or None where the logit is no polynomial.
+    """
+
+    score_unit = "logit"
+    FORMS = {  # name: attention, feed-forward, LayerNorm
+        "softmax": ("softmax", "gelu", True),
+        "poly": ("square", "bilinear", False),
+        "poly-gelu": ("square", "gelu", False),
+        "poly-softmax": ("softmax", "bilinear", False),
+        "poly-softmax-gelu": ("softmax", "gelu", False),
+    }
+
+    def __init__(self, kind: str, vocabulary_size: int, generator: torch.Generator):
+        super().__init__()
+        attention, feed_forward, norm = self.FORMS[kind]
+        self.kind = kind
+        self.degree = 10**BLOCKS if (attention, feed_forward, norm) == ("square", "bilinear", False) else None
+        unit = WIDTH**-0.5
+        self.embedding = nn.Parameter(torch.randn(vocabulary_size, WIDTH, generator=generator) * unit)
+        self.position = nn.Parameter(torch.randn(MAX_TOKENS, WIDTH, generator=generator) * unit)
+        self.sentence = nn.Parameter(torch.randn(2, WIDTH, generator=generator) * unit)
+        self.blocks = nn.ModuleList(RealBlock(attention, feed_forward, norm, generator) for _ in range(BLOCKS))
+        self.norm = nn.LayerNorm(WIDTH) if norm else nn.Identity()
+        self.head = nn.Parameter(torch.randn(len(LABELS), WIDTH, generator=generator) * WIDTH**-0.5)
+        self.bias = nn.Parameter(torch.zeros(len(LABELS)))
+
+    def fields(self, ids: Tensor, sentence: Tensor) -> Tensor:
+        """Word fields (B, L, C); zero at padding."""
+        x = F.embedding(ids, self.embedding) + self.position[: ids.shape[1]] + F.embedding(sentence, self.sentence)
+        return x * (ids != PAD_ID).unsqueeze(-1)
+
+    def scores(
+        self, x: Tensor, mask: Tensor, held: Trace | None = None, trace: Trace | None = None, gates: Tensor | None = None
+    ) -> Tensor:
+        """Logits (B, 3). `mask` (B, L) is true at real slots; `gates` (B, L) scale attention weights by key."""
+        h = x
+        for b, block in enumerate(self.blocks):
+            h = block(h, mask, held.row_sums[b] if held else None, trace, gates)
+        weight = mask.to(h.dtype) / mask.sum(-1, keepdim=True).clamp_min(1)
+        pooled = (self.norm(h) * weight.unsqueeze(-1)).sum(1)
+        return F.linear(pooled, self.head, self.bias)
+
+    def forward(self, ids: Tensor, sentence: Tensor) -> Tensor:
+        """Log-probabilities (B, 3)."""
+        return self.scores(self.fields(ids, sentence), ids != PAD_ID).log_softmax(-1)
+
+
+Model = BornTransformer | RealTransformer
+
+
+def build(kind: str, vocabulary_size: int, seed: int = 0) -> Model:
+    """A model of one of `NAMES` with weights drawn from `seed`."""
+    if kind not in NAMES:
+        raise ValueError(f"model: expected one of {NAMES}, got {kind!r}")
+    generator = torch.Generator().manual_seed(seed)
+    if kind == "born":
+        return BornTransformer(vocabulary_size, generator)
+    return RealTransformer(kind, vocabulary_size, generator)
+
+
+def parameter_counts(model: Model) -> tuple[int, int]:
+    """Number of real parameters in all, and outside the word embedding (98,645 for Born; paper Table 8)."""
+    total = sum(p.numel() for p in model.parameters())
+    return total, total - model.embedding.numel()
