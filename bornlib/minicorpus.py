@@ -1,0 +1,244 @@
+"""A mini corpus in e-SNLI's schema from a small grammar: the words that decide each label are known by construction.
+
+A caption has *parts*: who (count, trait, subject), clothes (garment, colour), an action, and often a place, a
+time, company and a purpose. A hypothesis repeats its premise, leaves some parts out, and then
+
+- entailment: says one part more generally or by a synonym ("dog", "animal");
+- neutral: adds a part of which the premise says nothing ("for a wedding"), or says one more exactly ("animal", "dog");
+- contradiction: says one part differently ("two", "three"; "happy", "sad"; "in a park", "in a library").
+
+The *planted words*, in which the sentences differ there, are the marks of the only annotator; as in e-SNLI
+neutral pairs are marked in the hypothesis only. Every added or changed word also occurs unchanged in pairs of
+the other labels, and neutral and contradiction pairs say other parts more generally too, so that neither the
+hypothesis alone nor a bag of words decides well.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import random
+from collections import Counter
+from pathlib import Path
+
+from .corpus import LABELS, Pair, Split, is_word, tokenise
+
+PREMISES = {"train": 4000, "dev": 667, "test": 667}  # three pairs each
+SEED = 20
+ENTAILMENT, NEUTRAL, CONTRADICTION = range(3)
+
+# value: more general values and synonyms, each implied by it. Subjects are singular/plural.
+SUBJECTS = {
+    "people": {
+        "man/men": ("person/people", "guy/guys"),
+        "woman/women": ("person/people", "lady/ladies"),
+        "boy/boys": ("child/children", "kid/kids"),
+        "girl/girls": ("child/children", "kid/kids"),
+    },
+    "animals": {
+        "dog/dogs": ("animal/animals", "pet/pets"),
+        "cat/cats": ("animal/animals", "pet/pets"),
+        "horse/horses": ("animal/animals", "beast/beasts"),
+        "cow/cows": ("animal/animals", "beast/beasts"),
+        "goat/goats": ("animal/animals", "beast/beasts"),
+    },
+}
+COUNTS = {"two": ("some",), "three": ("some",), "four": ("some",)}
+TRAITS = {
+    "people": {
+        "happy": ("cheerful",), "sad": ("unhappy",), "tall": (), "short": (),
+        "wet": ("soaked",), "dry": (), "dirty": ("muddy",), "clean": (),
+    },
+    "animals": {
+        "big": ("large",), "small": ("little",), "wet": ("soaked",), "dry": (), "dirty": ("muddy",), "clean": (),
+    },
+}  # fmt: skip
+ANTONYMS = {
+    "happy": "sad", "sad": "happy", "tall": "short", "short": "tall", "wet": "dry", "dry": "wet",
+    "dirty": "clean", "clean": "dirty", "big": "small", "small": "big",
+}  # fmt: skip
+GARMENTS = {
+    "people": {"jacket": ("coat",), "cap": ("hat",), "shirt": (), "scarf": ()},
+    "animals": {"collar": (), "ribbon": (), "saddle": ()},
+}
+COLOURS = {"red": (), "blue": (), "green": (), "yellow": (), "crimson": ("red",), "navy": ("blue",)}
+ACTIONS = {
+    "people": {
+        "playing the guitar": ("playing an instrument",), "playing the piano": ("playing an instrument",),
+        "playing the violin": ("playing an instrument",), "playing soccer": ("playing a sport",),
+        "playing tennis": ("playing a sport",), "playing hockey": ("playing a sport",),
+        "eating an apple": ("eating some fruit",), "eating a banana": ("eating some fruit",),
+        "eating a burger": ("eating some food",), "eating a sandwich": ("eating some food",),
+        "holding a rose": ("holding a flower",), "holding a tulip": ("holding a flower",),
+        "holding a hammer": ("holding a tool",), "holding a saw": ("holding a tool",),
+        "repairing a car": ("repairing a vehicle",), "repairing a truck": ("repairing a vehicle",),
+        "running": ("moving",), "walking": ("moving",), "sleeping": ("resting",), "napping": ("resting",),
+        "singing": (), "dancing": (),
+    },
+    "animals": {
+        "running": ("moving",), "walking": ("moving",), "jumping": ("moving",),
+        "sleeping": ("resting",), "napping": ("resting",),
+        "eating an apple": ("eating some fruit",), "eating a pear": ("eating some fruit",),
+        "eating hay": ("eating some food",), "eating meat": ("eating some food",),
+        "chasing a ball": ("chasing a toy",), "chasing a balloon": ("chasing a toy",),
+    },
+}  # fmt: skip
+PLACES = {
+    "people": {
+        "in a park": ("outdoors",), "on a beach": ("outdoors",), "in a forest": ("outdoors",), "on a street": ("outdoors",),
+        "in a kitchen": ("indoors",), "in a library": ("indoors",), "in a hotel": ("indoors",), "in a museum": ("indoors",),
+    },
+    "animals": {
+        "in a park": ("outdoors",), "on a beach": ("outdoors",), "in a forest": ("outdoors",), "on a meadow": ("outdoors",),
+        "in a kitchen": ("indoors",), "in a barn": ("indoors",),
+    },
+}  # fmt: skip
+TIMES = {"at dawn": ("early",), "in the morning": (), "in the afternoon": (), "in the evening": (), "at midnight": ("late",)}
+COMPANY = {
+    "with a brother": ("with a relative",), "with a sister": ("with a relative",),
+    "with a friend": (), "with a stranger": (), "alone": (),
+}  # fmt: skip
+PURPOSES = {
+    "for a contest": ("for a competition",), "for a wedding": ("for a celebration",),
+    "for a birthday": ("for a celebration",), "for a film": ("for a movie",), "for money": (),
+}  # fmt: skip
+
+OPTIONAL = ("trait", "garment", "colour", "place", "time", "company", "purpose")
+INSERTED = ("trait", "colour", "garment", "place", "time", "company", "purpose")
+SWAPPED = ("count", "trait", "subject", "colour", "action", "place", "time", "company")
+PRESENT = dict(trait=0.5, garment=0.5, colour=0.7, place=0.5, time=0.35, company=0.35, purpose=0.35)
+KEPT = {ENTAILMENT: 0.65, NEUTRAL: 0.45, CONTRADICTION: 0.6}  # equalises how many parts the hypotheses of each label have
+FUNCTION_WORDS = {"a", "an", "the", "in", "on", "at", "with", "for", "some", "is", "are", "wearing"}
+
+
+# ---------------------------------------------------------------------------------------------- captions
+def _values(part: str, kind: str) -> dict[str, tuple[str, ...]]:
+    table = dict(
+        subject=SUBJECTS, count=COUNTS, trait=TRAITS, garment=GARMENTS, colour=COLOURS,
+        action=ACTIONS, place=PLACES, time=TIMES, company=COMPANY, purpose=PURPOSES,
+    )[part]  # fmt: skip
+    return table.get(kind, table)
+
+
+def _pick(rng: random.Random, items):
+    """One of the items; only `rng.random()` is used, whose stream no Python version changes."""
+    items = list(items)
+    return items[int(rng.random() * len(items))]
+
+
+def _premise(rng: random.Random) -> tuple[str, dict[str, str]]:
+    """Kind of subject and the value of each part that the premise has."""
+    kind = _pick(rng, SUBJECTS)
+    parts = {"subject": "", "action": ""}
+    if rng.random() < 0.5:
+        parts["count"] = ""
+    for part in OPTIONAL:
+        if rng.random() < PRESENT[part] and not (part == "colour" and "garment" not in parts):
+            parts[part] = ""
+    for part in parts:
+        parts[part] = _pick(rng, values := _values(part, kind))
+        if values[parts[part]] and rng.random() < 0.25:
+            parts[part] = _pick(rng, values[parts[part]])
+    return kind, parts
+
+
+def _hypothesis(rng: random.Random, kind: str, premise: dict[str, str], label: int) -> tuple[dict[str, str], str] | None:
+    """Parts of a hypothesis with that label and the part that decides it; None where the premise offers no such edit."""
+    values = {part: _values(part, kind) for part in (*premise, *INSERTED)}
+    if label == ENTAILMENT:
+        edits = {p: values[p].get(v, ()) for p, v in premise.items()}
+    elif label == NEUTRAL:
+        edits = {p: [s for s, general in values[p].items() if v in general] for p, v in premise.items()}
+        missing = [p for p in INSERTED if p not in premise and not (p == "colour" and "garment" not in premise)]
+        edits |= {p: list(values[p]) for p in missing}
+    else:
+        edits = {p: _contrary(p, v, values[p]) for p, v in premise.items() if p in SWAPPED}
+    edits = {p: e for p, e in edits.items() if e}
+    if not edits:
+        return None
+    part = _pick(rng, edits)
+    hypothesis = {p: v for p, v in premise.items() if p == part or p not in OPTIONAL or rng.random() < KEPT[label]}
+    if part == "colour":
+        hypothesis["garment"] = premise["garment"]
+    elif "garment" not in hypothesis:
+        hypothesis.pop("colour", None)
+    others = [p for p in hypothesis if p != part and values[p].get(premise[p])]
+    if others and rng.random() < 0.5:
+        other = _pick(rng, others)
+        hypothesis[other] = _pick(rng, values[other][premise[other]])
+    hypothesis[part] = _pick(rng, edits[part])
+    return hypothesis, part
+
+
+def _contrary(part: str, value: str, values: dict[str, tuple[str, ...]]) -> list[str]:
+    """Values of a part that exclude this one: the antonym of a trait; else any that shares no meaning with it."""
+    if part == "trait":
+        return [ANTONYMS[v] for v, general in values.items() if value in (v, *general)]
+    if value not in values:
+        return [v for v in values if value not in values[v]] if part in ("action", "place") else []
+    return [v for v in values if v != value and v not in values[value] and value not in values[v]]
+
+
+def _words(rng: random.Random, parts: dict[str, str]) -> list[tuple[str, str]]:
+    """The caption as (word, part) pairs, punctuation included, everything in lower case."""
+    plural = "count" in parts
+    article = [("", "count")] if not plural else [(parts["count"], "count")]
+    words = article + [(parts[p].split("/")[plural] if p == "subject" else parts[p], p) for p in ("trait", "subject") if p in parts]
+    if "garment" in parts:
+        words.append(("wearing", ""))
+        if not plural:
+            words.append(("", ""))
+        words += [(parts["colour"], "colour")] if "colour" in parts else []
+        words.append((parts["garment"] + "s" * (plural and parts["garment"] != "scarf") if parts["garment"] != "scarf" or not plural else "scarves", "garment"))
+    words += [("are" if plural else "is", ""), (parts["action"], "action")]
+    rest = [(parts[p], p) for p in ("company", "place", "time", "purpose") if p in parts]
+    front = [r for r in rest if r[1] in ("place", "time")]
+    if front and rng.random() < 0.2:
+        first = _pick(rng, front)
+        rest.remove(first)
+        words = [first, (",", ""), *words]
+    flat = [(w, p) for phrase, p in [*words, *rest, (".", "")] for w in (phrase.split() or [""])]
+    following = [w for w, _ in flat[1:]] + [""]
+    return [(w or ("an" if after[0] in "aeiou" else "a"), p) for (w, p), after in zip(flat, following, strict=True)]
+
+
+def _sentence(words: list[tuple[str, str]]) -> str:
+    text = " ".join(w for w, _ in words).replace(" ,", ",").replace(" .", ".")
+    return text[0].upper() + text[1:]
+
+
+# ---------------------------------------------------------------------------------------------- corpus
+def _pair(rng: random.Random, premise: dict[str, str], words: list[tuple[str, str]], hypothesis: dict[str, str], part: str, label: int) -> Pair:
+    other = _words(rng, hypothesis)
+    here, there = ({w for w, p in side if p == part} for side in (words, other))
+    differing = (here ^ there) - FUNCTION_WORDS
+    marks = tuple(tuple(p == part and w in differing for w, p in side) for side in (words, other))
+    if label == NEUTRAL:
+        marks = ((False,) * len(words), marks[1])
+    return Pair(_sentence(words), _sentence(other), label, (marks,))
+
+
+@functools.cache
+def _splits() -> dict[str, tuple[Pair, ...]]:
+    rng = random.Random(SEED)
+    seen: set[str] = set()
+    out = {}
+    for name, count in PREMISES.items():
+        pairs: list[Pair] = []
+        while len(pairs) < 3 * count:
+            kind, parts = _premise(rng)
+            words = _words(rng, parts)
+            made = [_hypothesis(rng, kind, parts, label) for label in range(3)]
+            if _sentence(words) in seen or None in made:
+                continue
+            seen.add(_sentence(words))
+            pairs += [_pair(rng, parts, words, *m, label) for label, m in enumerate(made)]
+        out[name] = tuple(pairs)
+    return out
+
+
+def load_split(name: str) -> Split:
+    """`train` (12,000 pairs), `dev` or `test` (2,001 each), the same on every machine; no premise is in two splits."""
+    if name not in PREMISES:
+        raise ValueError(f"split: expected one of {tuple(PREMISES)}, got {name!r}")
+    return Split(list(_splits()[name]), files=("mini corpus",))
