@@ -16,7 +16,9 @@ import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import mpmath
 import numpy as np
+import scipy.linalg
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
@@ -64,28 +66,44 @@ def exact_nodes(degree: int) -> int:
     return max(1, -(-degree // 2))
 
 
-@functools.cache
-def _legendre_transform(nodes: int) -> np.ndarray:
-    """(nodes, nodes): values at the Gauss nodes to coefficients of orthonormal Legendre polynomials."""
-    t, w = gauss_legendre(nodes)
-    return (np.polynomial.legendre.legvander(2 * t - 1, nodes - 1) * np.sqrt(2 * np.arange(nodes) + 1)).T * w
+def legendre(nodes: np.ndarray, degrees) -> np.ndarray:
+    """Legendre polynomials orthonormal on [0, 1], of the given degrees, at `nodes`: (degrees, nodes)."""
+    degrees = np.asarray(degrees)
+    return (np.polynomial.legendre.legvander(2 * nodes - 1, degrees.max())[:, degrees] * np.sqrt(2 * degrees + 1)).T
 
 
-def quadrature_error(samples: np.ndarray) -> np.ndarray:
-    """Bound (pairs,) on a word's Gauss-Legendre error from the integrand's `samples` (pairs, nodes, slots).
+def block_powers(order: int, reference: bool) -> tuple[int, ...]:
+    """The powers of t in the fields after one block that sees t x, denominators held.
 
-    n nodes integrate degrees below 2n exactly, so the error is what Legendre coefficients of degree 2n and
-    more hold. The samples give those below n. Their envelope E falls at least geometrically once it
-    falls (the integrand is a polynomial), so from its fall over the upper half the coefficients near 2n are below
-    E(n) (E(n) / E(n/2))^2.
+    Attention weights are overlaps to the power `order` (Born 4, Poly 2), times the value, added to the field; the
+    product then adds sums of two powers. The reference slot, where there is one, enters with power 0.
     """
-    n = samples.shape[1]
-    size = np.abs(np.einsum("kn,pns->pks", _legendre_transform(n), samples)).max(2)  # (pairs, n)
-    envelope = np.maximum.accumulate(size[:, ::-1], 1)[:, ::-1]
-    half, tail = envelope[:, n // 2], envelope[:, n - 3]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        fall = np.where(half > 0, tail / half, 0.0)
-    return tail * fall**2 + ROUNDING * size.max(1)
+    slots = {1, 0} if reference else {1}
+    out = set()
+    for own in slots:
+        attended = {own} | {order * (own + other) + other for other in slots}
+        out |= attended | {a + b for a in attended for b in attended}
+    return tuple(sorted(out))
+
+
+@functools.cache
+def anchors(powers: tuple[int, ...]) -> np.ndarray:
+    """As many points of [0, 1] as powers, from which combinations of t^powers are interpolated well (Fekete points)."""
+    grid = (1 - np.cos(np.linspace(0, np.pi, 801))) / 2
+    chosen = scipy.linalg.qr((grid[:, None] ** np.array(powers)).T, pivoting=True, mode="r")[1][: len(powers)]
+    return np.sort(grid[chosen])
+
+
+@functools.cache
+def interpolation(powers: tuple[int, ...], nodes: int) -> np.ndarray:
+    """(nodes, anchors): takes values at the anchors to values at the Gauss nodes, exact for combinations of t^powers."""
+    with mpmath.workdps(50):  # the power basis is too skew for float64, the result is not
+
+        def basis(points):
+            return mpmath.matrix([[mpmath.mpf(float(t)) ** p for p in powers] for t in points])
+
+        out = basis(gauss_legendre(nodes)[0]) * basis(anchors(powers)) ** -1
+        return np.array(out.tolist(), float)
 
 
 # ---------------------------------------------------------------------------------------------- shared steps
@@ -193,6 +211,67 @@ def _collect(encoded, group: _Group, baseline: Tensor, values: np.ndarray, nodes
 
 
 # ---------------------------------------------------------------------------------------------- exact evidence
+def _held(group: _Group, copies: int) -> Trace:
+    """The group's denominators, repeated."""
+    total = group.held.total
+    return Trace(row_sums=[_expand(s, copies) for s in group.held.row_sums], total=None if total is None else _expand(total, copies))
+
+
+def _quadrature(model: Model, group: _Group, nodes: int, limit: int) -> tuple[np.ndarray, np.ndarray]:
+    """Evidence (B, L) by `nodes` Gauss-Legendre nodes, and a bound (B,) on its quadrature error.
+
+    The first block sees t x, so with denominators held its output is a combination of a few powers of t: values at
+    as many anchors give it at every node, and only the later blocks are computed node by node.
+
+    Bound: n nodes integrate degrees below 2n exactly, so the error of a word is what the Legendre
+    coefficients of its integrand hold from 2n on. Those of degrees n - 2 and n - 1 are computed word by word; from
+    there on they are taken to fall as fast as the gradient's coefficients fell between n / 2 and n (they fall faster).
+    """
+    B, L, C = group.x.shape
+    born = model.kind == "born"
+    powers = block_powers(4, True) if born else block_powers(2, False)
+    points = torch.from_numpy(anchors(powers))
+    A = len(points)
+    y = (points.view(A, 1, 1, 1) * group.x).view(A * B, L, C).requires_grad_()
+    sums, mask = _expand(group.held.row_sums[0], A), _expand(group.mask, A)
+    first = model.blocks[0](model.enter(y), sums, None) if born else model.blocks[0](y, mask, sums, None, None)
+    values = first.detach().view(A, -1)
+
+    t, w = gauss_legendre(nodes)
+    certify = 2 * nodes - 1 < model.degree - 1 and nodes >= 8
+    orders = [0, nodes - 2, nodes - 1] if certify else [0]
+    spread = interpolation(powers, nodes)  # (n, A)
+    weights = (legendre(t, orders) * w / t)[:, :, None] * spread  # (orders, n, A)
+    rows = weights.transpose(0, 2, 1).reshape(-1, nodes)
+    if certify:
+        half = nodes // 2
+        rows = np.concatenate([rows, legendre(t, [half - 1, half, nodes - 2, nodes - 1]) * w])
+    rows, spread = torch.from_numpy(rows), torch.from_numpy(spread)
+    moments = values.new_zeros(len(rows), values.shape[1])
+    for part in torch.arange(nodes).split(max(1, limit // (B * L))):
+        n = len(part)
+        h = (spread[part] @ values).view(n * B, -1, C).requires_grad_()
+        scores = model.scores(h, _expand(group.mask, n), held=_held(group, n), start=1)
+        (gradient,) = torch.autograd.grad(scores.gather(1, _expand(group.target, n).unsqueeze(-1)).sum(), h)
+        moments += rows[:, part] @ gradient.view(n, -1)
+
+    coefficients = []
+    for k in range(len(orders)):
+        cotangent = moments[k * A : (k + 1) * A].view_as(first)
+        (gradient,) = torch.autograd.grad(first, y, cotangent, retain_graph=k + 1 < len(orders))
+        coefficients.append((gradient * y.detach()).view(A, B, L, C).sum((0, 3)).numpy())
+    evidence = coefficients[0]
+    bound = ROUNDING * np.abs(evidence).max(1)
+    if not certify:
+        return evidence, bound if nodes >= exact_nodes(model.degree) else np.full(B, np.nan)
+    tail = np.abs(coefficients[1:]).max((0, 2))
+    size = moments[-4:].view(2, 2, B, -1).abs().amax((1, 3)).numpy()  # (half or tail, B)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        fall = np.where(size[0] > 0, size[1] / size[0], 0.0)
+        geometric = np.where(fall < 1, np.sqrt(4 * nodes + 1) / (1 - fall ** (2 / nodes)), np.inf)
+        return evidence, np.where(tail > 0, tail * fall**2 * geometric, 0.0) + bound
+
+
 def word_evidence(
     model: Model,
     encoded: list[Encoded],
@@ -228,14 +307,11 @@ def word_evidence(
             failed = []
             longest = max((len(encoded[i].ids) for i in todo), default=1)
             limit = _slots_a_pass(memory_mib, longest)
-            t, w = gauss_legendre(n)
             for local in _groups([encoded[i] for i in todo], max(1, limit // n)):
                 index = [todo[i] for i in local]
                 chosen = [encoded[i] for i in index]
                 group = _prepare(model, chosen, None if targets is None else targets[index])
-                samples = _integrand(model, group, torch.from_numpy(t), True, False, limit)
-                values = np.einsum("n,pns->ps", w, samples)
-                bound = ROUNDING * np.abs(samples).max((1, 2)) if n >= exact else quadrature_error(samples)
+                values, bound = _quadrature(model, group, n, limit)
                 for i, e in zip(index, _collect(chosen, group, _baseline(model, group, True, False), values, n, bound, model.score_unit), strict=True):
                     if n == ladder[-1] or (e.error_bound <= tolerance and e.gap <= tolerance):
                         out[i] = e

@@ -143,11 +143,14 @@ class BornTransformer(nn.Module):
         x = torch.cat([cos * re - sin * im, sin * re + cos * im], -1)
         return x * (ids != PAD_ID).unsqueeze(-1)
 
-    def evolve(self, x: Tensor, held: Trace | None = None, trace: Trace | None = None) -> Tensor:
-        """Fields after all blocks, reference first: (B, L, C) to (B, 1 + L, C)."""
-        reference = (self.reference_gain * self.reference).expand(x.shape[0], 1, -1)
-        h = torch.cat([reference, x], 1)
-        for b, block in enumerate(self.blocks):
+    def enter(self, x: Tensor) -> Tensor:
+        """The reference before the word fields: (B, L, C) to (B, 1 + L, C)."""
+        return torch.cat([(self.reference_gain * self.reference).expand(x.shape[0], 1, -1), x], 1)
+
+    def evolve(self, x: Tensor, held: Trace | None = None, trace: Trace | None = None, start: int = 0) -> Tensor:
+        """Fields after all blocks, reference first: (B, L, C) to (B, 1 + L, C). `start` as in `scores`."""
+        h = x if start else self.enter(x)
+        for b, block in enumerate(self.blocks[start:], start):
             h = block(h, held.row_sums[b] if held else None, trace)
         return h
 
@@ -157,9 +160,14 @@ class BornTransformer(nn.Module):
         image = F.linear(z, torch.cat([self.camera.real_rows(), self.camera.imag_rows()]))
         return image.view(-1, 2, len(LABELS), PIXELS).square().sum((1, 3))
 
-    def scores(self, x: Tensor, mask: Tensor | None = None, held: Trace | None = None, trace: Trace | None = None) -> Tensor:
-        """Class probabilities (B, 3): N_c over the camera total, or over the `held` total. `mask` is not needed."""
-        n = self.intensities(self.evolve(x, held, trace))
+    def scores(
+        self, x: Tensor, mask: Tensor | None = None, held: Trace | None = None, trace: Trace | None = None, start: int = 0
+    ) -> Tensor:
+        """Class probabilities (B, 3): N_c over the camera total, or over the `held` total. `mask` is not needed.
+
+        With `start` blocks already passed, `x` holds the fields after them, reference included.
+        """
+        n = self.intensities(self.evolve(x, held, trace, start))
         total = held.total if held else n.sum(-1)
         if trace is not None:
             trace.total = total
@@ -250,11 +258,20 @@ class RealTransformer(nn.Module):
         return x * (ids != PAD_ID).unsqueeze(-1)
 
     def scores(
-        self, x: Tensor, mask: Tensor, held: Trace | None = None, trace: Trace | None = None, gates: Tensor | None = None
+        self,
+        x: Tensor,
+        mask: Tensor,
+        held: Trace | None = None,
+        trace: Trace | None = None,
+        gates: Tensor | None = None,
+        start: int = 0,
     ) -> Tensor:
-        """Logits (B, 3). `mask` (B, L) is true at real slots; `gates` (B, L) scale attention weights by key."""
+        """Logits (B, 3). `mask` (B, L) is true at real slots; `gates` (B, L) scale attention weights by key.
+
+        With `start` blocks already passed, `x` holds the fields after them.
+        """
         h = x
-        for b, block in enumerate(self.blocks):
+        for b, block in enumerate(self.blocks[start:], start):
             h = block(h, mask, held.row_sums[b] if held else None, trace, gates)
         weight = mask.to(h.dtype) / mask.sum(-1, keepdim=True).clamp_min(1)
         pooled = (self.norm(h) * weight.unsqueeze(-1)).sum(1)
