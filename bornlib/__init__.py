@@ -1,0 +1,1 @@
+"""An interactive reproduction of the Born Transformer: corpus, models, training, exact evidence per word."""
