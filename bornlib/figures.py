@@ -63,3 +63,52 @@ def save_table(rows: Sequence[Mapping], folder: Path, name: str, caption: str) -
         writer.writerows(rows)
     text = json.dumps({"caption": caption, "rows": list(rows)}, indent=1, ensure_ascii=False)
     (folder / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+
+
+# ---------------------------------------------------------------------------------------------- evidence
+def escape(text: str) -> str:
+    """Text from a corpus as matplotlib should print it: a `$` is a dollar sign, not mathematics."""
+    return text.replace("$", r"\$")
+
+
+def draw_word_strip(
+    ax: plt.Axes,
+    tokens: Sequence[str],
+    values: Sequence[float],
+    marks: Sequence[bool] | None = None,
+    scale: float | None = None,
+    faint: Sequence[bool] | None = None,
+    size: float = 10,
+) -> None:
+    """Words of one sentence (or any run of slots) on one line or more, shaded by evidence; dots mark annotators' words (Figure 4).
+
+    Red speaks for the answer, blue against it; `scale` is the evidence of full colour (default: the largest in
+    `values`; give the pair's own to compare two sentences). `faint` words (punctuation, unknown words) are grey.
+    Axes are in points, origin top left; lines break at the axes' width.
+    """
+    if len(tokens) != len(values):
+        raise ValueError(f"values: expected one per token ({len(tokens)}), got {len(values)}")
+    scale = scale or max((abs(v) for v in values), default=0) or 1.0
+    figure = ax.figure
+    figure.canvas.draw()  # constrained layout places the axes only now
+    box = ax.get_window_extent()
+    points = 72 / figure.dpi
+    width, height = box.width * points, box.height * points
+    ax.set(xlim=(0, width), ylim=(height, 0))
+    ax.axis("off")
+    x, y, line, space, pad = 0.0, 0.3 * size, 2.1 * size, 0.35 * size, 0.22 * size
+    for i, (token, value) in enumerate(zip(tokens, values, strict=True)):
+        text = escape(token)
+        probe = ax.text(0, 0, text, fontsize=size)
+        wide = probe.get_window_extent().width * points + 2 * pad
+        probe.remove()
+        if x + wide > width and x > 0:
+            x, y = 0.0, y + line
+        colour = EVIDENCE(0.5 + 0.5 * max(-1.0, min(1.0, float(value) / scale)))
+        ax.add_patch(plt.Rectangle((x, y), wide, 1.5 * size, facecolor=colour, edgecolor="none"))
+        luminance = 0.3 * colour[0] + 0.59 * colour[1] + 0.11 * colour[2]
+        ink = "white" if luminance < 0.45 else ("#888888" if faint is not None and faint[i] else INK)
+        ax.text(x + wide / 2, y + 0.75 * size, text, fontsize=size, color=ink, ha="center", va="center_baseline", in_layout=False)
+        if marks is not None and marks[i]:
+            ax.plot([x + wide / 2], [y - 0.2 * size], "o", color=INK, markersize=0.22 * size, clip_on=False)
+        x += wide + space
