@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from filelock import FileLock
 
 from . import minicorpus
 from .corpus import ROOT, CorpusError, Split, Vocabulary, data_folder, load_split
@@ -43,7 +45,10 @@ class Profile:
 
     @property
     def checkpoints(self) -> Path:
-        return {"quick": ROOT / "build" / "quick" / "checkpoints", "full": CHECKPOINTS, "paper": ROOT / "build" / "paper" / "checkpoints"}[self.name]
+        """Where this profile's weights lie; `quick` has a folder for each state of the code, so that none is out of date."""
+        if self.name == "quick":
+            return ROOT / "build" / "quick" / "checkpoints" / _code_digest()
+        return CHECKPOINTS if self.name == "full" else ROOT / "build" / "paper" / "checkpoints"
 
     def split(self, name: str) -> Split:
         """`train`, `dev` or `test`: real e-SNLI, or the mini corpus on profile `quick`."""
@@ -61,9 +66,19 @@ class Profile:
         if self.name != "full" and not path.exists():
             recipe = self.recipe(kind, seed)
             folder = path.parent / "runs" / path.stem
-            model, vocabulary, log = train(recipe, self.split("train").pairs, self.split("dev").pairs, folder)
-            save_checkpoint(path, model, vocabulary, recipe, log)
+            folder.mkdir(parents=True, exist_ok=True)
+            with FileLock(folder / "lock"):  # a second process that wants the same model waits for the first
+                if not path.exists():
+                    model, vocabulary, log = train(recipe, self.split("train").pairs, self.split("dev").pairs, folder)
+                    save_checkpoint(path, model, vocabulary, recipe, log)
         return load_checkpoint(path, dtype)
+
+
+@functools.cache
+def _code_digest() -> str:
+    """Ten hex digits that change with the modules which decide a mini model's weights."""
+    modules = ("corpus", "minicorpus", "models", "training", "profiles")
+    return hashlib.sha256(b"".join((Path(__file__).parent / f"{m}.py").read_bytes() for m in modules)).hexdigest()[:10]
 
 
 @functools.lru_cache(maxsize=6)
