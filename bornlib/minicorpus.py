@@ -38,76 +38,46 @@ SUBJECTS = {
     "animals": {
         "dog/dogs": ("animal/animals", "pet/pets"),
         "cat/cats": ("animal/animals", "pet/pets"),
-        "horse/horses": ("animal/animals", "beast/beasts"),
-        "cow/cows": ("animal/animals", "beast/beasts"),
-        "goat/goats": ("animal/animals", "beast/beasts"),
+        "horse/horses": ("animal/animals",),
+        "cow/cows": ("animal/animals",),
     },
 }
-COUNTS = {"two": ("some",), "three": ("some",), "four": ("some",)}
-TRAITS = {
-    "people": {
-        "happy": ("cheerful",), "sad": ("unhappy",), "tall": (), "short": (),
-        "wet": ("soaked",), "dry": (), "dirty": ("muddy",), "clean": (),
-    },
-    "animals": {
-        "big": ("large",), "small": ("little",), "wet": ("soaked",), "dry": (), "dirty": ("muddy",), "clean": (),
-    },
-}  # fmt: skip
-ANTONYMS = {
-    "happy": "sad", "sad": "happy", "tall": "short", "short": "tall", "wet": "dry", "dry": "wet",
-    "dirty": "clean", "clean": "dirty", "big": "small", "small": "big",
-}  # fmt: skip
-GARMENTS = {
-    "people": {"jacket": ("coat",), "cap": ("hat",), "shirt": (), "scarf": ()},
-    "animals": {"collar": (), "ribbon": (), "saddle": ()},
-}
-COLOURS = {"red": (), "blue": (), "green": (), "yellow": (), "crimson": ("red",), "navy": ("blue",)}
+COUNTS = {"two": ("several",), "three": ("several",), "four": ("several",)}
+TRAITS = {"happy": ("cheerful",), "sad": (), "big": ("large",), "small": ("little",), "wet": (), "dry": ()}
+ANTONYMS = {"happy": "sad", "sad": "happy", "big": "small", "small": "big", "wet": "dry", "dry": "wet"}
+COLOURS = {"red": (), "blue": (), "green": (), "crimson": ("red",), "navy": ("blue",)}
+GARMENTS = {"people": {"jacket": ("coat",), "cap": ("hat",)}, "animals": {"collar": (), "ribbon": ()}}
 ACTIONS = {
     "people": {
         "playing the guitar": ("playing an instrument",), "playing the piano": ("playing an instrument",),
-        "playing the violin": ("playing an instrument",), "playing soccer": ("playing a sport",),
-        "playing tennis": ("playing a sport",), "playing hockey": ("playing a sport",),
-        "eating an apple": ("eating some fruit",), "eating a banana": ("eating some fruit",),
-        "eating a burger": ("eating some food",), "eating a sandwich": ("eating some food",),
+        "playing soccer": ("playing a sport",), "playing tennis": ("playing a sport",),
+        "eating an apple": ("eating some fruit",), "eating a pear": ("eating some fruit",),
         "holding a rose": ("holding a flower",), "holding a tulip": ("holding a flower",),
-        "holding a hammer": ("holding a tool",), "holding a saw": ("holding a tool",),
-        "repairing a car": ("repairing a vehicle",), "repairing a truck": ("repairing a vehicle",),
-        "running": ("moving",), "walking": ("moving",), "sleeping": ("resting",), "napping": ("resting",),
-        "singing": (), "dancing": (),
+        "running": ("moving",), "walking": ("moving",), "sleeping": ("resting",), "singing": (),
     },
     "animals": {
-        "running": ("moving",), "walking": ("moving",), "jumping": ("moving",),
-        "sleeping": ("resting",), "napping": ("resting",),
         "eating an apple": ("eating some fruit",), "eating a pear": ("eating some fruit",),
-        "eating hay": ("eating some food",), "eating meat": ("eating some food",),
         "chasing a ball": ("chasing a toy",), "chasing a balloon": ("chasing a toy",),
+        "running": ("moving",), "walking": ("moving",), "sleeping": ("resting",),
     },
 }  # fmt: skip
 PLACES = {
-    "people": {
-        "in a park": ("outdoors",), "on a beach": ("outdoors",), "in a forest": ("outdoors",), "on a street": ("outdoors",),
-        "in a kitchen": ("indoors",), "in a library": ("indoors",), "in a hotel": ("indoors",), "in a museum": ("indoors",),
-    },
-    "animals": {
-        "in a park": ("outdoors",), "on a beach": ("outdoors",), "in a forest": ("outdoors",), "on a meadow": ("outdoors",),
-        "in a kitchen": ("indoors",), "in a barn": ("indoors",),
-    },
+    "in a park": ("outdoors",), "on a beach": ("outdoors",), "in a forest": ("outdoors",),
+    "in a kitchen": ("indoors",), "in a barn": ("indoors",), "in a hotel": ("indoors",),
 }  # fmt: skip
-TIMES = {"at dawn": ("early",), "in the morning": (), "in the afternoon": (), "in the evening": (), "at midnight": ("late",)}
-COMPANY = {
-    "with a brother": ("with a relative",), "with a sister": ("with a relative",),
-    "with a friend": (), "with a stranger": (), "alone": (),
-}  # fmt: skip
+TIMES = {"at dawn": (), "at noon": (), "at midnight": ()}
+COMPANY = {"people": {"with a brother": ("with a relative",), "with a sister": ("with a relative",), "with a friend": (), "alone": ()}, "animals": {}}
 PURPOSES = {
-    "for a contest": ("for a competition",), "for a wedding": ("for a celebration",),
-    "for a birthday": ("for a celebration",), "for a film": ("for a movie",), "for money": (),
-}  # fmt: skip
+    "people": {"for a contest": ("for a competition",), "for a wedding": (), "for a birthday": (), "for money": ()},
+    "animals": {"for a contest": ("for a competition",), "for a film": ("for a movie",)},
+}
 
-OPTIONAL = ("trait", "garment", "colour", "place", "time", "company", "purpose")
-INSERTED = ("trait", "colour", "garment", "place", "time", "company", "purpose")
-SWAPPED = ("count", "trait", "subject", "colour", "action", "place", "time", "company")
-PRESENT = dict(trait=0.5, garment=0.5, colour=0.7, place=0.5, time=0.35, company=0.35, purpose=0.35)
+OPTIONAL = ("trait", "garment", "colour", "place", "company", "purpose")
+INSERTED = ("trait", "colour", "place", "company", "purpose")
+SWAPPED = ("count", "trait", "subject", "colour", "action", "place", "company")
+PRESENT = dict(trait=0.4, garment=0.3, colour=0.7, place=0.4, company=0.3, purpose=0.3)
 KEPT = {ENTAILMENT: 0.65, NEUTRAL: 0.45, CONTRADICTION: 0.6}  # equalises how many parts the hypotheses of each label have
+GENERALISED = {ENTAILMENT: 0.1, NEUTRAL: 0.9, CONTRADICTION: 0.9}  # equalises how many parts are said more generally
 FUNCTION_WORDS = {"a", "an", "the", "in", "on", "at", "with", "for", "some", "is", "are", "wearing"}
 
 
@@ -133,7 +103,7 @@ def _premise(rng: random.Random) -> tuple[str, dict[str, str]]:
     if rng.random() < 0.5:
         parts["count"] = ""
     for part in OPTIONAL:
-        if rng.random() < PRESENT[part] and not (part == "colour" and "garment" not in parts):
+        if _values(part, kind) and rng.random() < PRESENT[part] and not (part == "colour" and "garment" not in parts):
             parts[part] = ""
     for part in parts:
         parts[part] = _pick(rng, values := _values(part, kind))
@@ -163,7 +133,7 @@ def _hypothesis(rng: random.Random, kind: str, premise: dict[str, str], label: i
     elif "garment" not in hypothesis:
         hypothesis.pop("colour", None)
     others = [p for p in hypothesis if p != part and values[p].get(premise[p])]
-    if others and rng.random() < 0.5:
+    if others and rng.random() < GENERALISED[label]:
         other = _pick(rng, others)
         hypothesis[other] = _pick(rng, values[other][premise[other]])
     hypothesis[part] = _pick(rng, edits[part])
