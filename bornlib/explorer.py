@@ -17,9 +17,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
-from . import corpus, figures, profiles
+from . import corpus, faithfulness, figures, profiles
 from .corpus import LABELS, SEP, Encoded, Vocabulary, encode
-from .evidence import Evidence, integrated_gradients, word_evidence
+from .evidence import Evidence
 from .models import NAMES, Model
 from .training import CheckpointError, load_checkpoint
 
@@ -61,10 +61,9 @@ def explain(model: Model, encoded: Encoded, target: int | None = None, nodes: st
 
     `nodes` "auto" and "exact" are 256 and 4,096 nodes for integrated gradients, which no number makes exact.
     """
-    targets = None if target is None else [target]
-    if model.degree is not None:
-        return word_evidence(model, [encoded], targets, nodes)[0]
-    return integrated_gradients(model, [encoded], targets, {"auto": 256, "exact": 4096}.get(nodes, nodes))[0]
+    if model.degree is None:
+        nodes = {"auto": 256, "exact": 4096}.get(nodes, nodes)
+    return faithfulness.explain(model, [encoded], targets=None if target is None else [target], nodes=nodes)[0]
 
 
 def as_json(evidence: Evidence) -> dict:
@@ -136,6 +135,30 @@ def answer_html(evidence: Evidence) -> str:
     )
 
 
+def rankings_html(model: Model, encoded: Encoded, depth: int = 8) -> str:
+    """Every ranking of Table 2 for one pair as an escaped HTML table: a column a ranking, the words from first to last.
+
+    P and H name the sentence. A star: deleting the word alone changes the answer.
+    """
+    deletions = faithfulness.Deletions(model, [encoded])
+    (words,), (flips,) = deletions.words, deletions.singles()[1]
+    if len(words) == 0:
+        return "<p>There is no word to rank.</p>"
+    decides = dict(zip(words, flips, strict=True))
+    scores = faithfulness.rankings(model, deletions)
+    orders = {name: faithfulness.orders([words], values)[0] for name, values in scores.items()}
+    head = "".join(f'<th scope="col" style="text-align:left;padding:2px 10px">{html.escape(name)}</th>' for name in orders)
+    rows = []
+    for k in range(min(depth, len(words))):
+        cells = "".join(
+            f'<td style="padding:2px 10px">{html.escape(encoded.tokens[o[k]])}{"*" if decides[o[k]] else ""} <small>{"PH"[encoded.sentence[o[k]]]}</small></td>'
+            for o in orders.values()
+        )
+        rows.append(f'<tr><th scope="row">{k + 1}</th>{cells}</tr>')
+    caption = "words from first to last (P premise, H hypothesis); * deleting this word alone changes the answer"
+    return f'<table><caption style="text-align:left">{caption}</caption><tr><th scope="col">rank</th>{head}</tr>{"".join(rows)}</table>'
+
+
 def page(evidence: Evidence, model: str = "born") -> str:
     """A self-contained HTML page about one pair; every text is escaped."""
     return (
@@ -151,7 +174,8 @@ def draw(evidence: Evidence, marks: np.ndarray | None = None) -> plt.Figure:
     e = evidence
     with plt.rc_context():
         figures.use_style()
-        figure, ax = plt.subplots(figsize=(8.0, 1.3))
+        lines = math.ceil(sum(8 + 6.5 * len(token) for token in e.encoded.tokens) / 560)  # points of text on 560 points of width
+        figure, ax = plt.subplots(figsize=(8.0, 0.4 + 0.3 * lines))
         figures.draw_word_strip(ax, e.encoded.tokens, e.values, marks)
         answer = LABELS[int(np.argmax(e.probabilities))]
         ax.set_title(f"answer {answer} (P = {e.probabilities.max():.3f}), evidence for {LABELS[e.target]}")
@@ -185,7 +209,7 @@ class Explorer:
         self.example = w.Dropdown(options=[OWN, *self.examples], value=OWN, description="Example", layout=wide, style=described)
         self.premise = w.Text(premise, description="Premise", continuous_update=False, layout=wide, style=described)
         self.hypothesis = w.Text(hypothesis, description="Hypothesis", continuous_update=False, layout=wide, style=described)
-        choices = [(f"{figures.MODEL_NAMES[m]}, seed {s}", (m, s)) for m, s in self._models(model, seed)]
+        choices = [(f"{figures.MODEL_NAMES[m]}, seed {s}" if m in NAMES else Path(m).name, (m, s)) for m, s in self._models(model, seed)]
         self.model = w.Dropdown(options=choices, value=(model, seed), description="Model", style=described)
         self.target = w.Dropdown(options=[("the answer", None), *((c, i) for i, c in enumerate(LABELS))], description="Explain", style=described)
         self.message = w.HTML()
