@@ -45,8 +45,7 @@ SUBJECTS = {
 COUNTS = {"two": ("several",), "three": ("several",), "four": ("several",)}
 TRAITS = {"happy": ("cheerful",), "sad": (), "big": ("large",), "small": ("little",), "wet": (), "dry": ()}
 ANTONYMS = {"happy": "sad", "sad": "happy", "big": "small", "small": "big", "wet": "dry", "dry": "wet"}
-COLOURS = {"red": (), "blue": (), "green": (), "crimson": ("red",), "navy": ("blue",)}
-GARMENTS = {"people": {"jacket": ("coat",), "cap": ("hat",)}, "animals": {"collar": (), "ribbon": ()}}
+CLOTHES = {"wearing red": (), "wearing blue": (), "wearing green": (), "wearing crimson": ("wearing red",), "wearing navy": ("wearing blue",)}
 ACTIONS = {
     "people": {
         "playing the guitar": ("playing an instrument",), "playing the piano": ("playing an instrument",),
@@ -65,28 +64,28 @@ PLACES = {
     "in a park": ("outdoors",), "on a beach": ("outdoors",), "in a forest": ("outdoors",),
     "in a kitchen": ("indoors",), "in a barn": ("indoors",), "in a hotel": ("indoors",),
 }  # fmt: skip
-TIMES = {"at dawn": (), "at noon": (), "at midnight": ()}
-COMPANY = {"people": {"with a brother": ("with a relative",), "with a sister": ("with a relative",), "with a friend": (), "alone": ()}, "animals": {}}
-PURPOSES = {
-    "people": {"for a contest": ("for a competition",), "for a wedding": (), "for a birthday": (), "for money": ()},
-    "animals": {"for a contest": ("for a competition",), "for a film": ("for a movie",)},
-}
+EXTRAS = {
+    "people": {
+        "with a brother": ("with a relative",), "with a sister": ("with a relative",), "with a friend": (),
+        "for a contest": ("for a competition",), "for a wedding": (), "for money": (),
+    },
+    "animals": {"for a contest": ("for a competition",), "for a film": ("for a movie",), "with a friend": ()},
+}  # fmt: skip
 
-OPTIONAL = ("trait", "garment", "colour", "place", "company", "purpose")
-INSERTED = ("trait", "colour", "place", "company", "purpose")
-SWAPPED = ("count", "trait", "subject", "colour", "action", "place", "company")
-PRESENT = dict(trait=0.4, garment=0.3, colour=0.7, place=0.4, company=0.3, purpose=0.3)
+OPTIONAL = ("trait", "clothes", "place", "extra")
+SWAPPED = ("count", "trait", "subject", "clothes", "action", "place")
+PRESENT = dict(trait=0.5, clothes=0.4, place=0.5, extra=0.4)
 KEPT = {ENTAILMENT: 0.65, NEUTRAL: 0.45, CONTRADICTION: 0.6}  # equalises how many parts the hypotheses of each label have
-GENERALISED = {ENTAILMENT: 0.1, NEUTRAL: 0.9, CONTRADICTION: 0.9}  # equalises how many parts are said more generally
+GENERAL = 0.35  # premise parts that are said generally
+GENERALISED = {ENTAILMENT: 0.0, NEUTRAL: 0.35, CONTRADICTION: 0.35}  # hypotheses in which another part is said more generally
 FUNCTION_WORDS = {"a", "an", "the", "in", "on", "at", "with", "for", "some", "is", "are", "wearing"}
 
 
 # ---------------------------------------------------------------------------------------------- captions
 def _values(part: str, kind: str) -> dict[str, tuple[str, ...]]:
     table = dict(
-        subject=SUBJECTS, count=COUNTS, trait=TRAITS, garment=GARMENTS, colour=COLOURS,
-        action=ACTIONS, place=PLACES, time=TIMES, company=COMPANY, purpose=PURPOSES,
-    )[part]  # fmt: skip
+        subject=SUBJECTS, count=COUNTS, trait=TRAITS, clothes=CLOTHES, action=ACTIONS, place=PLACES, extra=EXTRAS
+    )[part]
     return table.get(kind, table)
 
 
@@ -103,24 +102,23 @@ def _premise(rng: random.Random) -> tuple[str, dict[str, str]]:
     if rng.random() < 0.5:
         parts["count"] = ""
     for part in OPTIONAL:
-        if _values(part, kind) and rng.random() < PRESENT[part] and not (part == "colour" and "garment" not in parts):
+        if rng.random() < PRESENT[part]:
             parts[part] = ""
     for part in parts:
         parts[part] = _pick(rng, values := _values(part, kind))
-        if values[parts[part]] and rng.random() < 0.25:
+        if values[parts[part]] and rng.random() < GENERAL:
             parts[part] = _pick(rng, values[parts[part]])
     return kind, parts
 
 
 def _hypothesis(rng: random.Random, kind: str, premise: dict[str, str], label: int) -> tuple[dict[str, str], str] | None:
     """Parts of a hypothesis with that label and the part that decides it; None where the premise offers no such edit."""
-    values = {part: _values(part, kind) for part in (*premise, *INSERTED)}
+    values = {part: _values(part, kind) for part in (*premise, *OPTIONAL)}
     if label == ENTAILMENT:
         edits = {p: values[p].get(v, ()) for p, v in premise.items()}
     elif label == NEUTRAL:
         edits = {p: [s for s, general in values[p].items() if v in general] for p, v in premise.items()}
-        missing = [p for p in INSERTED if p not in premise and not (p == "colour" and "garment" not in premise)]
-        edits |= {p: list(values[p]) for p in missing}
+        edits |= {p: list(values[p]) for p in OPTIONAL if p not in premise}
     else:
         edits = {p: _contrary(p, v, values[p]) for p, v in premise.items() if p in SWAPPED}
     edits = {p: e for p, e in edits.items() if e}
@@ -128,10 +126,6 @@ def _hypothesis(rng: random.Random, kind: str, premise: dict[str, str], label: i
         return None
     part = _pick(rng, edits)
     hypothesis = {p: v for p, v in premise.items() if p == part or p not in OPTIONAL or rng.random() < KEPT[label]}
-    if part == "colour":
-        hypothesis["garment"] = premise["garment"]
-    elif "garment" not in hypothesis:
-        hypothesis.pop("colour", None)
     others = [p for p in hypothesis if p != part and values[p].get(premise[p])]
     if others and rng.random() < GENERALISED[label]:
         other = _pick(rng, others)
@@ -152,22 +146,14 @@ def _contrary(part: str, value: str, values: dict[str, tuple[str, ...]]) -> list
 def _words(rng: random.Random, parts: dict[str, str]) -> list[tuple[str, str]]:
     """The caption as (word, part) pairs, punctuation included, everything in lower case."""
     plural = "count" in parts
-    article = [("", "count")] if not plural else [(parts["count"], "count")]
-    words = article + [(parts[p].split("/")[plural] if p == "subject" else parts[p], p) for p in ("trait", "subject") if p in parts]
-    if "garment" in parts:
-        words.append(("wearing", ""))
-        if not plural:
-            words.append(("", ""))
-        words += [(parts["colour"], "colour")] if "colour" in parts else []
-        words.append((parts["garment"] + "s" * (plural and parts["garment"] != "scarf") if parts["garment"] != "scarf" or not plural else "scarves", "garment"))
-    words += [("are" if plural else "is", ""), (parts["action"], "action")]
-    rest = [(parts[p], p) for p in ("company", "place", "time", "purpose") if p in parts]
-    front = [r for r in rest if r[1] in ("place", "time")]
-    if front and rng.random() < 0.2:
-        first = _pick(rng, front)
-        rest.remove(first)
-        words = [first, (",", ""), *words]
-    flat = [(w, p) for phrase, p in [*words, *rest, (".", "")] for w in (phrase.split() or [""])]
+    subject = parts["subject"].split("/")[plural]
+    order = ("count", "trait", "subject", "clothes", "is", "action", "place", "extra", ".")
+    fixed = {"subject": subject, "is": "are" if plural else "is", ".": "."}
+    phrases = [((parts | fixed).get(p, ""), p) for p in order if p == "count" or p in parts or p in fixed]
+    if "place" in parts and rng.random() < 0.2:
+        place = phrases.pop([p for _, p in phrases].index("place"))
+        phrases = [place, (",", ""), *phrases]
+    flat = [(w, p) for phrase, p in phrases for w in (phrase.split() or [""])]
     following = [w for w, _ in flat[1:]] + [""]
     return [(w or ("an" if after[0] in "aeiou" else "a"), p) for (w, p), after in zip(flat, following, strict=True)]
 

@@ -31,7 +31,7 @@ UNSELECTED_SOURCES = frozenset(
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a run is made of. Defaults: paper Table 9, but `epochs` and `word_dropout`, chosen once on dev (notebook 02).
+    """What a run is made of. Defaults: paper Table 9, but `epochs`, chosen on dev for our part of train (notebook 02).
 
     `train_size` takes a random part of the training pairs (by `subset_seed`, nested between sizes); None takes all.
     `part` "unselected" takes the training pairs with a source that is not known to select by difficulty.
