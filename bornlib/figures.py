@@ -9,6 +9,8 @@ from pathlib import Path
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
+import matplotlib.textpath
+import numpy as np
 
 # Okabe-Ito colours, told apart by colour-blind readers: one a model, everywhere
 MODEL_COLOURS = {
@@ -71,6 +73,19 @@ def escape(text: str) -> str:
     return text.replace("$", r"\$")
 
 
+def word_layout(tokens: Sequence[str], width: float, size: float) -> tuple[list[tuple[float, float, float]], int]:
+    """Left edge, line (0, 1, ...) and box width of every word at font `size` in a column of `width` points, and the number of lines."""
+    x, line, out = 0.0, 0, []
+    for token in tokens:
+        wide = mpl.textpath.TextPath((0, 0), escape(token), size=size).get_extents().width if token.strip() else 0.0
+        wide = (wide if np.isfinite(wide) else 0.0) + 0.55 * size
+        if x > 0 and x + wide > width:
+            x, line = 0.0, line + 1
+        out.append((x, line, wide))
+        x += wide + 0.35 * size
+    return out, line + 1
+
+
 def draw_word_strip(
     ax: plt.Axes,
     tokens: Sequence[str],
@@ -78,13 +93,13 @@ def draw_word_strip(
     marks: Sequence[bool] | None = None,
     scale: float | None = None,
     faint: Sequence[bool] | None = None,
-    size: float = 10,
+    size: float = 9,
 ) -> None:
-    """Words of one sentence (or any run of slots) on one line or more, shaded by evidence; dots mark annotators' words (Figure 4).
+    """Words of one sentence (or any run of slots) shaded by evidence; dots mark annotators' words (Figure 4).
 
     Red speaks for the answer, blue against it; `scale` is the evidence of full colour (default: the largest in
-    `values`; give the pair's own to compare two sentences). `faint` words (punctuation, unknown words) are grey.
-    Axes are in points, origin top left; lines break at the axes' width.
+    `values`; give the pair's own to compare two sentences). `faint` words (unknown ones) are grey.
+    Lines break at the axes' width and are 2.1 `size` points apart; the axes' scale is in points, origin top left.
     """
     if len(tokens) != len(values):
         raise ValueError(f"values: expected one per token ({len(tokens)}), got {len(values)}")
@@ -92,23 +107,59 @@ def draw_word_strip(
     figure = ax.figure
     figure.canvas.draw()  # constrained layout places the axes only now
     box = ax.get_window_extent()
-    points = 72 / figure.dpi
-    width, height = box.width * points, box.height * points
+    width, height = box.width * 72 / figure.dpi, box.height * 72 / figure.dpi
     ax.set(xlim=(0, width), ylim=(height, 0))
     ax.axis("off")
-    x, y, line, space, pad = 0.0, 0.3 * size, 2.1 * size, 0.35 * size, 0.22 * size
-    for i, (token, value) in enumerate(zip(tokens, values, strict=True)):
-        text = escape(token)
-        probe = ax.text(0, 0, text, fontsize=size)
-        wide = probe.get_window_extent().width * points + 2 * pad
-        probe.remove()
-        if x + wide > width and x > 0:
-            x, y = 0.0, y + line
-        colour = EVIDENCE(0.5 + 0.5 * max(-1.0, min(1.0, float(value) / scale)))
-        ax.add_patch(plt.Rectangle((x, y), wide, 1.5 * size, facecolor=colour, edgecolor="none"))
+    for i, (x, line, wide) in enumerate(word_layout(tokens, width, size)[0]):
+        y = (0.5 + 2.1 * line) * size
+        colour = EVIDENCE(0.5 + 0.5 * max(-1.0, min(1.0, float(values[i]) / scale)))
+        ax.add_patch(plt.Rectangle((x, y), wide, 1.5 * size, facecolor=colour, edgecolor="none", in_layout=False, clip_on=False))
         luminance = 0.3 * colour[0] + 0.59 * colour[1] + 0.11 * colour[2]
         ink = "white" if luminance < 0.45 else ("#888888" if faint is not None and faint[i] else INK)
-        ax.text(x + wide / 2, y + 0.75 * size, text, fontsize=size, color=ink, ha="center", va="center_baseline", in_layout=False)
+        place = {"ha": "center", "va": "center_baseline", "in_layout": False}
+        ax.text(x + wide / 2, y + 0.75 * size, escape(tokens[i]), fontsize=size, color=ink, **place)
         if marks is not None and marks[i]:
             ax.plot([x + wide / 2], [y - 0.2 * size], "o", color=INK, markersize=0.22 * size, clip_on=False)
-        x += wide + space
+
+
+def draw_word_evidence(items: Sequence[Mapping], width: float = 7.5, size: float = 9) -> plt.Figure:
+    """Figure 4: pairs with their words shaded by evidence, and the class probabilities as bars.
+
+    Each item has `title`, `tokens`, `values`, `marks` (or None) in slot order, `sentence` (0 premise, 1 the rest),
+    `probabilities` (3,) and `answer` (class index). Colours are scaled within the pair.
+    """
+    column = 0.76 * width * 72 - 12
+    lines = [sum(word_layout(part, column, size)[1] for part in _sides(item, item["tokens"])) for item in items]
+    heights = [(1.4 + 2.1 * n) * size / 72 + 0.28 for n in lines]
+    figure, axes = plt.subplots(
+        len(items), 2, figsize=(width, sum(heights)), width_ratios=(0.76, 0.24), height_ratios=heights, squeeze=False
+    )
+    names = list(LABEL_COLOURS)
+    for (strip, bars), item in zip(axes, items, strict=True):
+        strip.set_title(escape(item["title"]))
+        strip.axis("off")
+        p = np.asarray(item["probabilities"])
+        bars.barh(range(3), p, color=[LABEL_COLOURS[n] for n in names], height=0.7)
+        for c in range(3):
+            bars.text(p[c] + 0.03, c, f"{names[c]} {p[c]:.2f}", va="center", fontsize=7, weight="bold" if c == item["answer"] else None)
+        bars.set(xlim=(0, 2.2), ylim=(2.6, -0.6), xticks=[], yticks=[])
+        bars.spines[:].set_visible(False)
+    figure.canvas.draw()
+    figure.set_layout_engine("none")
+    for (strip, _), item in zip(axes, items, strict=True):
+        scale, place, top = np.abs(item["values"]).max(), strip.get_position(), 0.0
+        marks = item["marks"] if item["marks"] is not None else [False] * len(item["tokens"])
+        for side in range(2):
+            tokens, values, dots = (_sides(item, item[k] if k != "marks" else marks)[side] for k in ("tokens", "values", "marks"))
+            if len(tokens):
+                high = (0.5 + 2.1 * word_layout(tokens, column, size)[1]) * size / 72 / figure.get_figheight()
+                ax = figure.add_axes([place.x0, place.y1 - top - high, column / 72 / width, high])
+                draw_word_strip(ax, tokens, values, dots, scale, size=size)
+                top += high
+    return figure
+
+
+def _sides(item: Mapping, values: Sequence) -> tuple[list, list]:
+    """Values per slot split into the premise's and the rest."""
+    pairs = list(zip(item["sentence"], values, strict=True))
+    return [v for s, v in pairs if s == 0], [v for s, v in pairs if s == 1]
