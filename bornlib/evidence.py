@@ -335,7 +335,7 @@ def integrated_gradients(
     targets=None,
     nodes: int = 256,
     gated: bool = False,
-    power: int = 1,
+    bend: float | None = None,
     memory_mib: float = 512,
     progress: bool = False,
 ) -> list[Evidence]:
@@ -343,16 +343,19 @@ def integrated_gradients(
 
     x are the slots' fields with position and sentence field; for logits of a model with LayerNorm the sum is
     complete only as far as `nodes` Gauss-Legendre nodes integrate. `gated`: a gate a slot, from 0 to 1 together,
-    scales the slot's field and the attention weight of that key after the softmax. `power` p
-    puts the nodes at t = u^p, dense near 0, where LayerNorm makes the integrand almost singular; 1 is the paper's rule.
+    scales the slot's field and the attention weight of that key after the softmax. LayerNorm makes the
+    integrand almost singular at t = 0 (poles at about +-i sqrt(1e-5) / |x|); `bend` a puts the nodes at
+    t = a sinh(u asinh(1/a)), with as many below a as in each factor of e above, which keeps these poles away. None is the paper's rule.
     """
-    if not isinstance(nodes, int) or nodes < 1 or not isinstance(power, int) or power < 1:
-        raise ValueError(f"nodes and power: expected positive whole numbers, got {nodes!r} and {power!r}")
+    if not isinstance(nodes, int) or nodes < 1 or not (bend is None or bend > 0):
+        raise ValueError(f"nodes and bend: expected a positive whole number, and None or a positive number; got {nodes!r} and {bend!r}")
     if gated and model.kind == "born":
         raise ValueError("gated: expected a model with attention gates, got 'born'")
     model, targets = _double(model), _targets(encoded, targets)
-    u, w = gauss_legendre(nodes)
-    t, w = u**power, w * power * u ** (power - 1)
+    t, w = gauss_legendre(nodes)
+    if bend is not None:
+        stretch = np.arcsinh(1 / bend)
+        t, w = bend * np.sinh(t * stretch), w * bend * stretch * np.cosh(t * stretch)
     limit = _slots_a_pass(memory_mib, max((len(e.ids) for e in encoded), default=1))
     out: list[Evidence | None] = [None] * len(encoded)
     with tqdm(total=len(encoded), desc=f"integrated gradients {model.kind}", disable=not progress) as bar:
