@@ -184,18 +184,37 @@ def _integrand(model: Model, group: _Group, t: Tensor, held: bool, gated: bool, 
     for part in t.split(step):
         n = len(part)
         scale = _expand(group.mask.double(), n) * part.repeat_interleave(B).unsqueeze(-1)  # (n B, L)
-        trace = None
-        if held:
-            trace = Trace(row_sums=[_expand(s, n) for s in group.held.row_sums])
-            trace.total = None if group.held.total is None else _expand(group.held.total, n)
         options = {"gates": scale.requires_grad_()} if gated else {}
         y = scale.unsqueeze(-1) * _expand(group.x, n)
         leaf = scale if gated else y.requires_grad_()
-        scores = model.scores(y, _expand(group.mask, n), held=trace, **options)
+        scores = model.scores(y, _expand(group.mask, n), held=_held(group, n) if held else None, **options)
         (gradient,) = torch.autograd.grad(scores.gather(1, _expand(group.target, n).unsqueeze(-1)).sum(), leaf)
         f = gradient if gated else (gradient.view(n, B, L, C) * group.x).sum(-1)
         out.append(f.view(n, B, L))
     return torch.cat(out).transpose(0, 1).numpy()
+
+
+def integrand(model: Model, encoded: Encoded, t, target: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """One pair along the path t x, denominators held: Re<x_i, d N_c(t x) / d x_i> / D (nodes, slots), and the scores
+    N_c(t x) / D of all classes (nodes, 3); for a polynomial model, class `target` (default: the answer), float64.
+    """
+    if model.degree is None:
+        raise ValueError(f"model: expected a polynomial one (born, poly), got {model.kind!r}")
+    model = _double(model)
+    group = _prepare(model, [encoded], None if target is None else _targets([encoded], [target]))
+    t = torch.as_tensor(np.asarray(t, float).reshape(-1))
+    samples = _integrand(model, group, t, True, False, CACHE_SLOTS)[0]
+    n = len(t)
+    with torch.no_grad():
+        y = t.view(n, 1, 1) * group.x
+        scores = model.scores(y, _expand(group.mask, n), held=_held(group, n))
+    return samples, scores.numpy()
+
+
+def _held(group: _Group, copies: int) -> Trace:
+    """The group's denominators, repeated."""
+    total = group.held.total
+    return Trace(row_sums=[_expand(s, copies) for s in group.held.row_sums], total=None if total is None else _expand(total, copies))
 
 
 def _baseline(model: Model, group: _Group, held: bool, gated: bool) -> Tensor:
@@ -217,12 +236,6 @@ def _collect(encoded, group: _Group, baseline: Tensor, values: np.ndarray, nodes
 
 
 # ---------------------------------------------------------------------------------------------- exact evidence
-def _held(group: _Group, copies: int) -> Trace:
-    """The group's denominators, repeated."""
-    total = group.held.total
-    return Trace(row_sums=[_expand(s, copies) for s in group.held.row_sums], total=None if total is None else _expand(total, copies))
-
-
 def _quadrature(model: Model, group: _Group, nodes: int, limit: int) -> tuple[np.ndarray, np.ndarray]:
     """Evidence (B, L) by `nodes` Gauss-Legendre nodes, and a bound (B,) on its quadrature error.
 

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-from .corpus import PAD_ID, SEP_ID, Encoded, Pair, collate
+from .corpus import PAD_ID, SEP_ID, Encoded, Pair, Vocabulary, collate, encode_pairs
 from .evidence import Evidence, integrated_gradients, word_evidence
 from .models import Model, Trace
 
 DEPTH = 5  # deletions in AOPC and in "flip@5, lowest" (paper Tables 1-3)
+RANDOM = "random order"
 EVIDENCE, GATED, ATTENTION, ATTENTION_GRADIENT = "evidence", "gated integrated gradients", "attention", "attention × gradient"
 GRADIENT, ROLLOUT, LEAVE_ONE_OUT = "gradient × input", "rollout", "leave-one-out"
 BENT_RULE = {"nodes": 64, "bend": 1e-3}  # of the softmax model's gated integrated gradients; measured in notebook 03
@@ -264,3 +266,47 @@ def rank_correlation(words: np.ndarray, a: np.ndarray, b: np.ndarray) -> float:
         return float("nan")
     ranks = [np.argsort(np.argsort(v[words], kind="stable"), kind="stable") for v in (a, b)]
     return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
+
+
+# ---------------------------------------------------------------------------------------------- studies
+@dataclass
+class Study:
+    """One model on one sample of pairs: everything that Tables 1 and 2 need of it.
+
+    `scores` maps each ranking, and "random order", to one score a slot for every pair, `measures` to arrays over pairs:
+    flip1, aopc, flip5_lowest, agreement. `evidence` is the ranking's of that name.
+    """
+
+    deletions: Deletions
+    evidence: list[Evidence]
+    scores: dict[str, list[np.ndarray]]
+    measures: dict[str, dict[str, np.ndarray]]
+    ceiling: np.ndarray
+
+
+def study(model: Model, encoded: list[Encoded], marks: Sequence[np.ndarray], seed: int, progress: bool = False) -> Study:
+    """Rank the words of all pairs in every way and measure each ranking (Tables 1, 2). `model` in float64; `seed`: random order."""
+    deletions = Deletions(model, encoded, progress)
+    evidence = explain(model, encoded, progress)
+    scores = rankings(model, deletions, evidence, progress=progress) | {RANDOM: random_ranking(encoded, seed)}
+    measures = {}
+    for name, values in scores.items():
+        measures[name] = deletion_measures(deletions, values) | {"agreement": agreement(encoded, values, marks)}
+    return Study(deletions, evidence, scores, measures, deletions.ceiling())
+
+
+def top_word_hits(
+    model: Model, vocabulary: Vocabulary, pairs: Sequence[Pair], progress: bool = False
+) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
+    """Where the deciding words are known (marks): is one of them ranked first?
+
+    Returns ranking to (pairs,) of 0, 1 or NaN (none is known); booleans (pairs,), answered right; and the hits expected of a
+    random order. Integrated gradients use `BENT_RULE` here. `model` in float64.
+    """
+    encoded = encode_pairs(list(pairs), vocabulary)
+    marks = [marked_slots(p, e) for p, e in zip(pairs, encoded, strict=True)]
+    deletions = Deletions(model, encoded, progress)
+    evidence = explain(model, encoded, progress, **(BENT_RULE if model.degree is None else {}))
+    scores = rankings(model, deletions, evidence, progress=progress)
+    hits = {name: top_is_marked(encoded, values, marks) for name, values in scores.items()}
+    return hits, deletions.answers == np.array([p.label for p in pairs]), chance_agreement(encoded, marks)
