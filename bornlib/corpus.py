@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import csv
+import difflib
 import functools
 import hashlib
+import http.client
+import itertools
 import json
 import os
 import re
 import unicodedata
+import urllib.error
+import urllib.request
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
+from tqdm.auto import tqdm
 
 LABELS = ("entailment", "neutral", "contradiction")
 MAX_TOKENS = 64  # paper Table 9
@@ -71,12 +77,16 @@ class Split:
 # ---------------------------------------------------------------------------------------------- tokens
 _CLITIC = re.compile(r"(?<=\w) +(n't|'(?:s|re|ve|ll|d|m))(?!\w)")
 _TOKEN = re.compile(r"(?:[^\W_][\u0300-\u036f]*)+(?:'(?:[^\W_][\u0300-\u036f]*)+)*|\S")
+_ASCII_TOKEN = re.compile(r"[a-z0-9]+(?:'[a-z0-9]+)*|\S")  # the same on lower-case ASCII, three times as fast
 
 
 def normalise(text: str) -> str:
     """Unicode NFC, lower case, one kind of apostrophe; split-off clitics ("do n't", "man 's") are rejoined."""
-    text = unicodedata.normalize("NFC", text).lower().replace("\u2019", "'").replace("\u2018", "'")
-    return _CLITIC.sub(r"\1", text)
+    if text.isascii():
+        text = text.lower()
+    else:
+        text = unicodedata.normalize("NFC", text).lower().replace("\u2019", "'").replace("\u2018", "'")
+    return _CLITIC.sub(r"\1", text) if "'" in text else text
 
 
 def tokenise(text: str) -> list[str]:
@@ -89,7 +99,11 @@ def tokenise(text: str) -> list[str]:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _tokenise(text: str) -> list[str]:
-    return _TOKEN.findall(normalise(text))
+    text = normalise(text)
+    return (_ASCII_TOKEN if text.isascii() else _TOKEN).findall(text)
+
+
+_APOSTROPHE, _BARE_CLITIC = re.compile("['\u2018\u2019]"), re.compile(r"n't|'(?:s|re|ve|ll|d|m)")
 
 
 def is_word(token: str) -> bool:
@@ -103,22 +117,20 @@ def parse_marks(marked: str, sentence: str) -> tuple[bool, ...]:
     A space-separated piece that starts and ends with `*` is marked; punctuation glued around the
     stars is stripped; an unpaired `*` is a literal; an empty copy or `{}` marks nothing.
     """
-    tokens = tokenise(sentence)
-    if marked.strip() in ("", "{}"):
-        return (False,) * len(tokens)
-    wanted: Counter[tuple[str, int]] = Counter()
-    seen: Counter[str] = Counter()
+    tokens = _tokenise(sentence)
+    out = [False] * len(tokens)
+    if "*" not in marked:
+        return tuple(out)
+    copy, starred = [], []
     for piece in _rejoined_pieces(marked):
-        starred = _starred(piece)
-        for token in tokenise(starred if starred is not None else piece):
-            if starred is not None and is_word(token):
-                wanted[token, seen[token]] += 1
-            seen[token] += 1
-    seen.clear()
-    out = []
-    for token in tokens:
-        out.append((token, seen[token]) in wanted)
-        seen[token] += 1
+        inside = _starred(piece)
+        for token in _tokenise(piece if inside is None else inside):
+            copy.append(token)
+            starred.append(inside is not None and is_word(token))
+    if copy == tokens:
+        return tuple(starred)
+    for i, j, n in difflib.SequenceMatcher(a=tokens, b=copy, autojunk=False).get_matching_blocks():
+        out[i : i + n] = starred[j : j + n]
     return tuple(out)
 
 
@@ -126,11 +138,10 @@ def _rejoined_pieces(marked: str) -> list[str]:
     """Space-separated pieces of a marked sentence, with split-off clitics glued back to their word."""
     pieces: list[str] = []
     for piece in marked.split():
-        bare = normalise(piece.replace("*", ""))
-        if pieces and re.fullmatch(r"n't|'(?:s|re|ve|ll|d|m)", bare):
-            starred = _starred(piece) is not None or _starred(pieces[-1]) is not None
+        if pieces and _APOSTROPHE.search(piece) and _BARE_CLITIC.fullmatch(normalise(piece.replace("*", ""))):
+            either = _starred(piece) is not None or _starred(pieces[-1]) is not None
             word = pieces.pop().replace("*", "") + piece.replace("*", "")
-            pieces.append(f"*{word}*" if starred else word)
+            pieces.append(f"*{word}*" if either else word)
         else:
             pieces.append(piece)
     return pieces
@@ -138,7 +149,7 @@ def _rejoined_pieces(marked: str) -> list[str]:
 
 def _starred(piece: str) -> str | None:
     """The inside of `*inside*`, glued outer punctuation allowed ("(*dog*)," gives "dog"), else None."""
-    match = re.fullmatch(r"[^\w*]*\*(.*\w.*)\*[^\w*]*", piece, re.DOTALL)
+    match = re.fullmatch(r"[^\w*]*\*(.*\w.*)\*[^\w*]*", piece, re.DOTALL) if piece.count("*") > 1 else None
     return match.group(1).replace("*", " ") if match else None
 
 
@@ -165,6 +176,102 @@ def blob_id(path: Path) -> str:
         for chunk in iter(lambda: stream.read(1 << 20), b""):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+def verify(folder: Path | None = None, files: dict[str, str] = BLOB_IDS) -> dict[str, str]:
+    """State of each official file in a folder (the one in use by default): `official`, `other` or `missing`."""
+    folder = _folder(folder)
+    paths = {name: folder / name for name in files}
+    return {
+        name: "missing" if not path.is_file() else "official" if blob_id(path) == files[name] else "other"
+        for name, path in paths.items()
+    }
+
+
+def status(folder: Path | None = None) -> dict:
+    """Where the corpus is and what is there: `folder`, `files` (as `verify`), `extra` training files, and per split that
+    can be read `pairs` and `dropped` (rows by reason). Training pairs are to be read against `FULL_TRAIN_SIZE`.
+    """
+    folder = _folder(folder)
+    present = sorted(p.name for p in folder.glob("esnli_*.csv"))
+    splits = {name: load_split(name, folder) for name in ("train", "dev", "test") if any(f.startswith(f"esnli_{name}") for f in present)}
+    return {
+        "folder": folder,
+        "files": verify(folder),
+        "extra": [name for name in present if name not in BLOB_IDS],
+        "pairs": {name: len(split) for name, split in splits.items()},
+        "dropped": {name: dict(split.dropped) for name, split in splits.items()},
+    }
+
+
+def _folder(folder: Path | None) -> Path:
+    """The folder given, else the one with the data, else where a download would go."""
+    if folder is not None:
+        return Path(folder)
+    return data_folder() or Path(os.environ.get("BORNLIB_DATA") or ROOT / "data" / "esnli")
+
+
+def fetch(folder: Path | None = None, progress: bool = True, files: dict[str, str] = BLOB_IDS, source: str = SOURCE) -> Path:
+    """Download the official files that are missing into a folder (by default `data/esnli/`) and return it.
+
+    A file grows as NAME.part, is resumed from there after an interruption, and gets its name only
+    when its git blob id is right. Raises CorpusError in one line: no network, a connection that
+    keeps breaking (the part is kept), a wrong blob id (the part is kept, never used), or a file of
+    that name that is not the official one (it is left alone).
+    """
+    folder = ROOT / "data" / "esnli" if folder is None else Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, state in verify(folder, files).items():
+        if state == "other":
+            raise CorpusError(f"{folder / name} is there but is not the official file (blob id {blob_id(folder / name)}): move it away first")
+        if state == "missing":
+            _download(source + name, folder / name, files[name], progress)
+    return folder
+
+
+def _download(url: str, path: Path, expected: str, progress: bool, attempts: int = 5) -> None:
+    part = path.with_name(path.name + ".part")
+    for _ in range(attempts):
+        try:
+            complete = _receive(url, part, progress)
+        except (OSError, http.client.HTTPException) as error:  # URLError and time-outs are OSErrors
+            reason = getattr(error, "reason", None) or error
+            have = f"; {part.name} is kept and resumed next time" if part.exists() else ""
+            raise CorpusError(f"can't download {url}: {reason}; check the network, or put the file into {path.parent}{have}") from error
+        if complete:
+            break
+    else:
+        raise CorpusError(f"can't download {url}: the connection broke {attempts} times; {part.name} is kept and resumed next time")
+    got = blob_id(part)
+    if got != expected:
+        raise CorpusError(f"{part}: refused, expected blob id {expected}, got {got}; it is kept, delete it to download the file anew")
+    part.replace(path)
+
+
+def _receive(url: str, part: Path, progress: bool) -> bool:
+    """Append what is missing of a download to `part`; False where the connection broke before the end."""
+    start = part.stat().st_size if part.exists() else 0
+    request = urllib.request.Request(url, headers={"Accept-Encoding": "identity"})
+    if start:
+        request.add_header("Range", f"bytes={start}-")
+    try:
+        response = urllib.request.urlopen(request, timeout=30)
+    except urllib.error.HTTPError as error:
+        if error.code == 416 and start:  # nothing is left to send; the blob id will tell
+            return True
+        raise
+    with response:
+        if response.status != 206:  # the server sends the whole file: start over
+            start = 0
+        length = response.headers.get("Content-Length")
+        total = start + int(length) if length else None
+        bar = tqdm(total=total, initial=start, desc=part.stem, unit="B", unit_scale=True, disable=not progress)
+        with bar, part.open("r+b" if start else "wb") as stream:
+            stream.seek(start)
+            for chunk in iter(lambda: response.read(1 << 16), b""):
+                stream.write(chunk)
+                bar.update(len(chunk))
+    return total is None or part.stat().st_size >= total
 
 
 def data_folder() -> Path | None:
@@ -237,10 +344,23 @@ def _unwrap(sentence: str) -> str:
     return sentence
 
 
+def load_examples() -> list[Pair]:
+    """The 36 pairs written for this project, 12 premises with one hypothesis a label; marks and explanation by the authors."""
+    return read_csv(ROOT / "data" / "examples.csv").pairs
+
+
+def breaking_nli_path() -> Path | None:
+    """Breaking-NLI's file: `breaking_nli/breaking_nli.jsonl` beside `$BORNLIB_DATA` or in `data/`; None where it is not there."""
+    places = [Path(os.environ["BORNLIB_DATA"]).parent] if os.environ.get("BORNLIB_DATA") else []
+    for place in (*places, ROOT / "data"):
+        path = place / "breaking_nli" / "breaking_nli.jsonl"
+        if path.is_file():
+            return path
+    return None
+
+
 def read_breaking_nli(path: Path) -> list[tuple[Pair, str]]:
     """Breaking-NLI pairs with their category; the swapped words are marked (they differ between the sentences)."""
-    import difflib
-
     out = []
     with open(path, encoding="utf-8") as stream:
         for line in stream:
@@ -269,7 +389,8 @@ class Vocabulary:
 
     @classmethod
     def from_pairs(cls, pairs: list[Pair], min_count: int = MIN_COUNT) -> Vocabulary:
-        counts = Counter(token for pair in pairs for side in pair.tokens for token in side)
+        sentences = itertools.chain.from_iterable((pair.premise, pair.hypothesis) for pair in pairs)
+        counts = Counter(itertools.chain.from_iterable(map(_tokenise, sentences)))
         kept = sorted((w for w, n in counts.items() if n >= min_count), key=lambda w: (-counts[w], w))
         return cls([PAD, UNK, SEP, *kept])
 
@@ -278,6 +399,11 @@ class Vocabulary:
 
     def __contains__(self, word: str) -> bool:
         return word in self.ids
+
+    def lookup(self, tokens: list[str]) -> list[int]:
+        """One id a token; 1 (`<unk>`) for words that are not in the vocabulary."""
+        get = self.ids.get
+        return [get(token, UNK_ID) for token in tokens]
 
 
 @dataclass(slots=True)
@@ -318,6 +444,10 @@ def encode(premise: str | list[str], hypothesis: str | list[str], vocabulary: Vo
     """
     a = tokenise(premise) if isinstance(premise, str) else list(premise)
     b = tokenise(hypothesis) if isinstance(hypothesis, str) else list(hypothesis)
+    return _join(a, vocabulary.lookup(a), b, vocabulary.lookup(b))
+
+
+def _join(a: list[str], a_ids: list[int], b: list[str], b_ids: list[int]) -> Encoded:
     n, m = len(a), len(b)
     excess = n + m + 1 - MAX_TOKENS
     while excess > 0:
@@ -325,13 +455,21 @@ def encode(premise: str | list[str], hypothesis: str | list[str], vocabulary: Vo
         step = min(excess, max(1, abs(n - m)))
         n, m = (n - step, m) if n == longer else (n, m - step)
         excess -= step
-    tokens = [*a[:n], SEP, *b[:m]]
-    ids = [vocabulary.ids.get(t, UNK_ID) for t in a[:n]] + [SEP_ID] + [vocabulary.ids.get(t, UNK_ID) for t in b[:m]]
-    return Encoded(tokens, ids, [0] * n + [1] * (m + 1), (len(a) - n, len(b) - m))
+    cut = (len(a) - n, len(b) - m)
+    return Encoded([*a[:n], SEP, *b[:m]], [*a_ids[:n], SEP_ID, *b_ids[:m]], [0] * n + [1] * (m + 1), cut)
 
 
 def encode_pairs(pairs: list[Pair], vocabulary: Vocabulary) -> list[Encoded]:
-    return [encode(p.premise, p.hypothesis, vocabulary) for p in pairs]
+    """Every pair encoded, in order; a premise that repeats is tokenised once."""
+    known: dict[str, tuple[list[str], list[int]]] = {}
+
+    def look(sentence: str) -> tuple[list[str], list[int]]:
+        if sentence not in known:
+            tokens = _tokenise(sentence)
+            known[sentence] = tokens, vocabulary.lookup(tokens)
+        return known[sentence]
+
+    return [_join(*look(p.premise), *look(p.hypothesis)) for p in pairs]
 
 
 # ---------------------------------------------------------------------------------------------- batches
