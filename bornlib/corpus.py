@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import difflib
 import functools
+import gc
 import hashlib
 import http.client
 import itertools
@@ -469,7 +470,13 @@ def encode_pairs(pairs: list[Pair], vocabulary: Vocabulary) -> list[Encoded]:
             known[sentence] = tokens, vocabulary.lookup(tokens)
         return known[sentence]
 
-    return [_join(*look(p.premise), *look(p.hypothesis)) for p in pairs]
+    collecting = gc.isenabled()
+    gc.disable()  # a million new lists make the garbage collector walk over all of them again and again
+    try:
+        return [_join(*look(p.premise), *look(p.hypothesis)) for p in pairs]
+    finally:
+        if collecting:
+            gc.enable()
 
 
 # ---------------------------------------------------------------------------------------------- batches
