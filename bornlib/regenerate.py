@@ -181,7 +181,7 @@ def kernel(profile: str, folder: Path):
     """
     spec = folder / "jupyter" / "kernels" / "python3" / "kernel.json"
     environment = {"MPLBACKEND": "module://matplotlib_inline.backend_inline", "BORNLIB_PROFILE": profile}
-    argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    argv = [sys.executable, "-m", "ipykernel_launcher", "--log-level=ERROR", "-f", "{connection_file}"]
     content = {"argv": argv, "display_name": "Python 3", "language": "python", "env": environment}
     atomic_write(spec, lambda p: p.write_text(json.dumps(content), encoding="utf-8"))
     before = os.environ.get("JUPYTER_PATH")
@@ -261,7 +261,7 @@ def _run(path: Path, workspace: profiles.Profile, folder: Path, values: dict[str
             str(path), str(partial), parameters=values, kernel_name="python3", cwd=str(path.parent), progress_bar={"desc": path.stem},
         )  # fmt: skip
     except (papermill.PapermillExecutionError, RuntimeError) as error:  # RuntimeError: a kernel that died
-        cell = f"cell {error.cell_index}: " if isinstance(error, papermill.PapermillExecutionError) else ""
+        cell = f"In [{error.exec_count}]: " if isinstance(error, papermill.PapermillExecutionError) else ""
         what = f"{error.ename}: {error.evalue}" if cell else str(error)
         result.error = f"{cell}{' '.join(what.split())[:300]} (see {failed.relative_to(ROOT) if failed.is_relative_to(ROOT) else failed})"
         if partial.exists():
