@@ -70,7 +70,7 @@ class Deletions:
         if missing:
             rows = _probabilities(self.model, [self.encoded[i].without(slots) for i, slots in missing], self.progress)
             self._known.update(zip(missing, rows, strict=True))
-        return np.array([self._known[key] for key in keys]).reshape(len(keys), -1)
+        return np.array([self._known[key] for key in keys]).reshape(len(keys), 3)
 
     def drops(self, cases: Sequence[tuple[int, Sequence[int]]]) -> tuple[np.ndarray, np.ndarray]:
         """For cases (i, slots): fall of the predicted class's probability, and whether the answer changed."""
