@@ -140,10 +140,10 @@ def rankings_html(model: Model, encoded: Encoded, depth: int = 8) -> str:
 
     P and H name the sentence. A star: deleting the word alone changes the answer.
     """
+    if not encoded.words.any():
+        return "<p>There is no word to rank.</p>"
     deletions = faithfulness.Deletions(model, [encoded])
     (words,), (flips,) = deletions.words, deletions.singles()[1]
-    if len(words) == 0:
-        return "<p>There is no word to rank.</p>"
     decides = dict(zip(words, flips, strict=True))
     scores = faithfulness.rankings(model, deletions)
     orders = {name: faithfulness.orders([words], values)[0] for name, values in scores.items()}

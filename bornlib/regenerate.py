@@ -57,7 +57,7 @@ def parameters(path: Path) -> dict[str, object]:
 class _Yaml12(yaml.SafeLoader):
     """YAML 1.2's scalars: 1_000, 1:30, 010, yes and on are what they look like, not 1000, 90, 8 and true."""
 
-    yaml_implicit_resolvers: dict = {}  # noqa: RUF012
+    yaml_implicit_resolvers: dict = {}
 
 
 for _tag, _pattern, _first in (

@@ -6,10 +6,10 @@ os.environ["MPLBACKEND"] = "agg"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("BORNLIB_PROFILE", "quick")
 
-import pytest  # noqa: E402
-import torch  # noqa: E402
+import pytest
+import torch
 
-from bornlib.corpus import data_folder  # noqa: E402
+from bornlib.corpus import data_folder
 
 torch.set_num_threads(1)
 
