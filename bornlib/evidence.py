@@ -135,10 +135,10 @@ def _groups(encoded: list[Encoded], slots: int) -> Iterator[np.ndarray]:
         start = stop
 
 
-def _slots_a_pass(memory_mib: float, length: int) -> int:
-    """Slots (nodes x pairs x slots) whose activations, gradients included, fit `memory_mib`."""
+def _limit(memory_mib: float, length: int, slots_a_pass: int = CACHE_SLOTS) -> int:
+    """Slots (nodes x pairs x slots) of one pass, whose activations and gradients fit `memory_mib`."""
     bytes_a_slot = 8 * (9000 + 60 * length)  # measured on the Born Transformer
-    return max(1, min(CACHE_SLOTS, int(memory_mib * 2**20 / bytes_a_slot)))
+    return max(1, min(slots_a_pass, int(memory_mib * 2**20 / bytes_a_slot)))
 
 
 def _targets(encoded: list[Encoded], targets) -> np.ndarray | None:
@@ -298,14 +298,16 @@ def word_evidence(
     nodes: str | int = "auto",
     tolerance: float = 1e-11,
     memory_mib: float = 512,
+    slots_a_pass: int = CACHE_SLOTS,
     progress: bool = False,
 ) -> list[Evidence]:
     """Evidence of every slot for a class score, complete by construction (paper Tables 1, 2, 9, Figure 4; float64).
 
     `targets` (pairs,) are the classes explained, by default the model's answers. `nodes` is "exact" (324 for the
     Born Transformer, 50 for Poly-sim-born), a number of Gauss-Legendre nodes, or "auto": more and more nodes
-    until `error_bound` and the gap are below `tolerance`, pair by pair, the exact rule at last. Results depend
-    neither on `memory_mib` nor on the other pairs. Raises ValueError for a model that is no polynomial.
+    until `error_bound` and the gap are below `tolerance`, pair by pair, the exact rule at last. A pass computes at most
+    `slots_a_pass` slots (nodes x pairs x slots), fewer if `memory_mib` does not hold them; results depend neither on
+    these nor on the other pairs. Raises ValueError for a model that is no polynomial.
     """
     if model.degree is None:
         raise ValueError(f"model: expected a polynomial one (born, poly), got {model.kind!r}; use integrated_gradients")
@@ -325,7 +327,7 @@ def word_evidence(
         for n in ladder:
             failed = []
             longest = max((len(encoded[i].ids) for i in todo), default=1)
-            limit = _slots_a_pass(memory_mib, longest)
+            limit = _limit(memory_mib, longest, slots_a_pass)
             for local in _groups([encoded[i] for i in todo], max(1, limit // n)):
                 index = [todo[i] for i in local]
                 chosen = [encoded[i] for i in index]
@@ -358,7 +360,7 @@ def integrated_gradients(
     complete only as far as `nodes` Gauss-Legendre nodes integrate. `gated`: a gate a slot, from 0 to 1 together,
     scales the slot's field and the attention weight of that key after the softmax. LayerNorm makes the
     integrand almost singular at t = 0 (poles at about +-i sqrt(1e-5) / |x|); `bend` a puts the nodes at
-    t = a sinh(u asinh(1/a)), with as many below a as in each factor of e above, which keeps these poles away. None is the paper's rule.
+    t = a sinh(u asinh(1/a)), evenly in log t above a, which keeps the path clear of these poles. None is the paper's rule.
     """
     if not isinstance(nodes, int) or nodes < 1 or not (bend is None or bend > 0):
         raise ValueError(f"nodes and bend: expected a positive whole number, and None or a positive number; got {nodes!r} and {bend!r}")
@@ -369,7 +371,7 @@ def integrated_gradients(
     if bend is not None:
         stretch = np.arcsinh(1 / bend)
         t, w = bend * np.sinh(t * stretch), w * bend * stretch * np.cosh(t * stretch)
-    limit = _slots_a_pass(memory_mib, max((len(e.ids) for e in encoded), default=1))
+    limit = _limit(memory_mib, max((len(e.ids) for e in encoded), default=1))
     out: list[Evidence | None] = [None] * len(encoded)
     with tqdm(total=len(encoded), desc=f"integrated gradients {model.kind}", disable=not progress) as bar:
         for index in _groups(encoded, max(1, limit // nodes)):

@@ -163,3 +163,42 @@ def _sides(item: Mapping, values: Sequence) -> tuple[list, list]:
     """Values per slot split into the premise's and the rest."""
     pairs = list(zip(item["sentence"], values, strict=True))
     return [v for s, v in pairs if s == 0], [v for s, v in pairs if s == 1]
+
+
+def draw_quadrature(
+    coefficients: Mapping[str, Sequence[float]], errors: Mapping[int, float], bounds: Mapping[int, float], hardest: Mapping[int, float]
+) -> plt.Figure:
+    """Left: Legendre coefficients of counts along the path. Right: error of the evidence, its bound and the hardest polynomial by nodes."""
+    figure, (a, b) = plt.subplots(1, 2, figsize=(7.5, 3.2))
+    for name, values in coefficients.items():
+        a.semilogy(np.maximum(values, 1e-19), lw=0.8, label=name)
+    a.set(xlabel="degree", ylabel="Legendre coefficient of $N_c(t)/D$", title="Four test pairs, trained model")
+    a.legend()
+    blue = MODEL_COLOURS["born"]
+    b.semilogy(list(errors), list(errors.values()), "o-", color=blue, label="true error, worst word of all pairs")
+    b.semilogy(list(bounds), list(bounds.values()), "o--", color=blue, mfc="white", label="its bound")
+    b.semilogy(list(hardest), np.maximum(list(hardest.values()), 1e-17), color="#888888", label="$648\\,t^{647}$, the hardest case")
+    b.axhline(1e-11, color=INK, lw=0.6, ls=":")
+    b.set(xlabel="Gauss-Legendre nodes", ylabel="error of the evidence", title="What a number of nodes is worth", ylim=(1e-18, 1e3))
+    b.legend()
+    return figure
+
+
+def draw_rankings(rows: Sequence[Mapping]) -> plt.Figure:
+    """Rows of Table 2 (`model`, `ranking`, each measure with `_low` and `_high`) as points with intervals."""
+    figure, axes = plt.subplots(1, 3, figsize=(7.5, 3.1), sharey=True)
+    names = list(dict.fromkeys(r["ranking"] for r in rows))
+    kinds = list(dict.fromkeys(r["model"] for r in rows))
+    titles = {"flip1": "flip@1", "flip5_lowest": "flip@5, lowest", "agreement": "agreement"}
+    for ax, (measure, title) in zip(axes, titles.items(), strict=True):
+        for k, kind in enumerate(kinds):
+            mine = [r for r in rows if r["model"] == kind]
+            y = np.array([names.index(r["ranking"]) for r in mine]) + (k - (len(kinds) - 1) / 2) * 0.22
+            x, low, high = np.array([[r[measure], r[f"{measure}_low"], r[f"{measure}_high"]] for r in mine], float).T
+            error = np.maximum([x - low, high - x], 0)
+            ax.errorbar(x, y, xerr=error, fmt="o", ms=3.5, lw=1, color=MODEL_COLOURS[kind], label=MODEL_NAMES[kind])
+        ax.set(title=title, xlim=(0, None))
+        ax.grid(axis="x", color="#EEEEEE")
+    axes[0].set(yticks=range(len(names)), yticklabels=names, ylim=(len(names) - 0.5, -0.5))
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    return figure

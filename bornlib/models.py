@@ -243,7 +243,8 @@ class RealTransformer(nn.Module):
         attention, feed_forward, norm = self.FORMS[kind]
         self.kind = kind
         self.degree = 10**BLOCKS if (attention, feed_forward, norm) == ("square", "bilinear", False) else None
-        unit = WIDTH**-0.5
+        # with LayerNorm the usual unit variance per component: the first block must not drown the words it reads
+        unit = 1.0 if norm else WIDTH**-0.5
         self.embedding = nn.Parameter(torch.randn(vocabulary_size, WIDTH, generator=generator) * unit)
         self.position = nn.Parameter(torch.randn(MAX_TOKENS, WIDTH, generator=generator) * unit)
         self.sentence = nn.Parameter(torch.randn(2, WIDTH, generator=generator) * unit)

@@ -40,7 +40,7 @@ class Recipe:
 
     model: str
     seed: int = 0
-    epochs: int = 5
+    epochs: int = 8
     word_dropout: float = 0.1
     batch_size: int = 64
     learning_rate: float = 2e-3
