@@ -356,11 +356,12 @@ def integrated_gradients(
 ) -> list[Evidence]:
     """Integrated gradients of a class score along t x, t from 0 to 1, nothing held (paper Tables 1-3; float64).
 
-    x are the slots' fields with position and sentence field; for logits of a model with LayerNorm the sum is
-    complete only as far as `nodes` Gauss-Legendre nodes integrate. `gated`: a gate a slot, from 0 to 1 together,
-    scales the slot's field and the attention weight of that key after the softmax. LayerNorm makes the
-    integrand almost singular at t = 0 (poles at about +-i sqrt(1e-5) / |x|); `bend` a puts the nodes at
-    t = a sinh(u asinh(1/a)), evenly in log t above a, which keeps the path clear of these poles. None is the paper's rule.
+    x are the slots' fields with position and sentence field. `gated`: a gate a slot, from 0 to 1 together, scales the
+    slot's field and the attention weight of that key after the softmax. The sum is complete only as far as `nodes`
+    Gauss-Legendre nodes integrate, which LayerNorm makes hard: the integrand has poles at t = +-i sqrt(1e-5) / |x|, and later
+    LayerNorms bring nearer ones. `bend` a puts the nodes at t = a sinh(u asinh(1/a)), evenly in log t above a, which
+    keeps the path clear of poles; None is the paper's rule. The Born Transformer's free denominators jump at t = 0: no
+    rule is complete there.
     """
     if not isinstance(nodes, int) or nodes < 1 or not (bend is None or bend > 0):
         raise ValueError(f"nodes and bend: expected a positive whole number, and None or a positive number; got {nodes!r} and {bend!r}")

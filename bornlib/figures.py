@@ -187,8 +187,8 @@ def draw_quadrature(
 def draw_rankings(rows: Sequence[Mapping]) -> plt.Figure:
     """Rows of Table 2 (`model`, `ranking`, each measure with `_low` and `_high`) as points with intervals."""
     figure, axes = plt.subplots(1, 3, figsize=(7.5, 3.1), sharey=True)
-    names = list(dict.fromkeys(r["ranking"] for r in rows))
     kinds = list(dict.fromkeys(r["model"] for r in rows))
+    names = max(([r["ranking"] for r in rows if r["model"] == kind] for kind in kinds), key=len)
     titles = {"flip1": "flip@1", "flip5_lowest": "flip@5, lowest", "agreement": "agreement"}
     for ax, (measure, title) in zip(axes, titles.items(), strict=True):
         for k, kind in enumerate(kinds):
