@@ -146,29 +146,27 @@ def run_data(options) -> int:
         folder = corpus.fetch(options.folder)
         print(f"e-SNLI is complete in {folder}")
         return 0
+    found = corpus.status(options.folder) if options.action == "status" else {"files": corpus.verify(options.folder), "extra": []}
+    folder = options.folder or corpus.data_folder() or Path(os.environ.get("BORNLIB_DATA") or corpus.ROOT / "data" / "esnli")
+    words = {"official": "official", "other": "DIFFERS from the official file", "missing": "missing"}
+    rows = [(name, words[state]) for name, state in found["files"].items()]
+    rows += [(name, "not an official file") for name in found["extra"]]
+    size = lambda name: f"{(folder / name).stat().st_size / 2**20:.1f} MiB" if (folder / name).is_file() else ""  # noqa: E731
+    print(f"folder: {folder}" + ("" if folder.is_dir() else " (not there)"))
+    print_table(("file", "state", "size"), [(name, state, size(name)) for name, state in rows])
     if options.action == "verify":
-        corpus.verify(options.folder or corpus.data_folder() or corpus.ROOT / "data" / "esnli")
-        print("every official file is intact")
+        states = set(found["files"].values())
+        if "other" in states:
+            raise corpus.CorpusError("some files differ from the official ones; move them away and run `python -m bornlib data fetch`")
+        if states == {"missing"}:
+            raise corpus.CorpusError("there is no official file to verify; `python -m bornlib data fetch` gets e-SNLI")
         return 0
-    folder = options.folder or corpus.data_folder()
-    place = folder or Path(os.environ.get("BORNLIB_DATA") or corpus.ROOT / "data" / "esnli")
-    extra = sorted(p.name for p in place.glob("esnli_train*.csv") if p.name not in corpus.BLOB_IDS) if place.is_dir() else []
-    rows = []
-    for name in (*corpus.BLOB_IDS, *extra):
-        path = place / name
-        if not path.is_file():
-            rows.append((name, "missing", ""))
-            continue
-        state = "not an official file" if name in extra else "official" if corpus.blob_id(path) == corpus.BLOB_IDS[name] else "DIFFERS from the official file"
-        rows.append((name, state, f"{path.stat().st_size / 2**20:.1f} MiB"))
-    print(f"folder: {place}" + ("" if place.is_dir() else " (not there)"))
-    print_table(("file", "state", "size"), rows)
-    if folder is None:
+    for name, pairs in found["pairs"].items():
+        of = f" of {corpus.FULL_TRAIN_SIZE:,}" if name == "train" else ""
+        left_out = "".join(f", {n:,} rows left out ({reason})" for reason, n in found["dropped"][name].items())
+        print(f"{name}: {pairs:,}{of} pairs{left_out}")
+    if not {"dev", "test"} <= set(found["pairs"]):
         print("without dev and test the mini corpus is used; `python -m bornlib data fetch` gets e-SNLI")
-        return 0
-    if any((place / name).is_file() for name in (*list(corpus.BLOB_IDS)[:2], *extra)):
-        n = len(corpus.load_split("train", place))
-        print(f"training pairs: {n:,} of {corpus.FULL_TRAIN_SIZE:,}")
     return 0
 
 
@@ -354,7 +352,7 @@ def print_evidence(evidence) -> None:
     scale = max(np.abs(e.values).max(initial=0.0), 1e-300)
     ranks = {i: r + 1 for r, i in enumerate(sorted(np.flatnonzero(e.encoded.words), key=lambda i: -e.values[i]))}
     side = ("premise", "hypothesis")
-    print(f"{'word':{column}}  {'sentence':10}  {'rank':>4}  {'evidence':>9}  {'against':>{BAR}} | for")
+    print(f"{'word':{column}}  {'sentence':10}  {'rank':>4}  {'evidence':>9}  {'against ':>{BAR}}| for")
     for i, (name, token, sentence, value) in enumerate(zip(names, e.encoded.tokens, e.encoded.sentence, e.values, strict=True)):
         length = round(BAR * abs(value) / scale)
         left, right = (length, 0) if value < 0 else (0, length)

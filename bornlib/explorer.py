@@ -211,7 +211,7 @@ class Explorer:
         self.hypothesis = w.Text(hypothesis, description="Hypothesis", continuous_update=False, layout=wide, style=described)
         choices = [(f"{figures.MODEL_NAMES[m]}, seed {s}" if m in NAMES else Path(m).name, (m, s)) for m, s in self._models(model, seed)]
         self.model = w.Dropdown(options=choices, value=(model, seed), description="Model", style=described)
-        self.target = w.Dropdown(options=[("the answer", None), *((c, i) for i, c in enumerate(LABELS))], description="Explain", style=described)
+        self.target = w.Dropdown(options=["the answer", *LABELS], description="Explain", style=described)
         self.message = w.HTML()
         self.first = w.HTML()
         self.words = w.Box(layout=w.Layout(flex_flow="row wrap"))
@@ -264,9 +264,12 @@ class Explorer:
             self._update()
 
     def delete(self, slot: int) -> None:
-        """Delete a slot of the full pair and show the new answer."""
+        """Delete a slot of the full pair and show the new answer; the next word gets the keyboard's focus."""
+        place = slot - sum(i < slot for i in self.deleted)
         self.deleted = [*self.deleted, slot]
         self._update()
+        following = [b for b in self.words.children[place:] if not b.disabled] or [self.undo]
+        following[0].focus()
 
     def _back(self, steps: int) -> None:
         if steps and self.deleted:
@@ -274,6 +277,9 @@ class Explorer:
             self._update()
 
     # what is shown
+    def _target(self) -> int | None:
+        return LABELS.index(self.target.value) if self.target.value in LABELS else None
+
     def _guarded(self, action) -> None:
         """Run an action; what goes wrong is shown, escaped, in place of a traceback that a notebook hides."""
         self.message.value = "<p role='status'>computing …</p>"
@@ -291,7 +297,7 @@ class Explorer:
     def _show(self) -> None:
         self.loaded, vocabulary, _ = open_model(*self.model.value, self.profile)
         self.full = encode(self.premise.value, self.hypothesis.value, vocabulary)
-        self.evidence = explain(self.loaded, self.full.without(self.deleted), self.target.value)
+        self.evidence = explain(self.loaded, self.full.without(self.deleted), self._target())
         kept = [i for i in range(len(self.full.ids)) if i not in set(self.deleted)]
         scale = float(np.abs(self.evidence.values).max(initial=0.0))
         buttons = []
@@ -326,7 +332,7 @@ class Explorer:
     def _history(self) -> str:
         if not self.deleted:
             return ""
-        whole = explain(self.loaded, self.full, self.target.value)
+        whole = explain(self.loaded, self.full, self._target())
         before, after = (LABELS[int(np.argmax(e.probabilities))] for e in (whole, self.evidence))
         words = ", ".join(f"<del>{html.escape(self.full.tokens[i])}</del>" for i in self.deleted)
         verdict = "the answer is the same" if before == after else "the answer has changed"
@@ -344,7 +350,7 @@ class Explorer:
             "evidence.json": ("application/json", json.dumps(as_json(self.evidence), ensure_ascii=False, indent=1).encode()),
         }
         links = [
-            f'<a download="{name}" href="data:{kind};base64,{base64.b64encode(data).decode()}">{name}</a>' for name, (kind, data) in files.items()
+            f'<a style="color:#0645ad;text-decoration:underline" download="{name}" href="data:{kind};base64,{base64.b64encode(data).decode()}">{name}</a>' for name, (kind, data) in files.items()
         ]
         self.links.value = f"<p>{' · '.join(links)}</p>"
 

@@ -152,6 +152,8 @@ def test_deleting_undoing_and_choosing(checkpoints):
     assert all(f'download="evidence.{kind}"' in explored.links.value for kind in ("png", "csv", "json"))
     explored.rank.click()
     assert "leave-one-out" in explored.rankings.value
+    explored.target.value = "entailment"
+    assert explored.evidence.target == 0 and explored.rankings.value == ""
 
 
 def test_errors_are_shown_in_place(checkpoints, tmp_path):
@@ -229,6 +231,7 @@ if CHROMIUM.exists():
             expect(page.locator("del")).to_have_text("dog")
             expect(page.get_by_role("button", name="dog")).to_have_count(0)
             assert answer.inner_text() != typed
+            expect(page.get_by_role("button", name="sleeps")).to_be_focused()
 
             page.get_by_role("button", name="Undo").click()
             expect(page.get_by_role("button", name="dog")).to_be_visible()
