@@ -309,31 +309,40 @@ def load_split(name: str, folder: Path | None = None) -> Split:
 def read_csv(path: Path) -> Split:
     """Read one CSV in e-SNLI's schema (gold_label, Sentence1, Sentence2, optional marks of up to 3 annotators)."""
     split = Split([], files=(Path(path).name,))
-    with open(path, encoding="utf-8-sig", newline="") as stream:
-        reader = csv.DictReader(stream)
-        missing = {"gold_label", "Sentence1", "Sentence2"} - set(reader.fieldnames or ())
-        if missing:
-            raise CorpusError(f"{path}: missing columns {sorted(missing)}; it has {reader.fieldnames}")
-        annotators = [k for k in (1, 2, 3) if f"Sentence1_marked_{k}" in reader.fieldnames]
-        for row in reader:
-            label = row["gold_label"]
-            if label == "-":
-                split.dropped["no gold label"] += 1
-                continue
-            if label not in LABELS or row["Sentence1"] is None or row["Sentence2"] is None:
-                raise CorpusError(
-                    f"{path}, line {reader.line_num}: expected one of {LABELS} and two sentences, got label {label!r}"
-                )
-            premise, hypothesis = _unwrap(row["Sentence1"]), _unwrap(row["Sentence2"])
-            marks = tuple(
-                (
-                    parse_marks(row[f"Sentence1_marked_{k}"] or "", premise),
-                    parse_marks(row[f"Sentence2_marked_{k}"] or "", hypothesis),
-                )
-                for k in annotators
-            )
-            split.pairs.append(Pair(premise, hypothesis, LABELS.index(label), marks, row.get("source") or ""))
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as stream:
+            _read_rows(csv.DictReader(stream), path, split)
+    except UnicodeDecodeError as error:
+        raise CorpusError(f"{path}: expected UTF-8 text, got byte {error.object[error.start]:#04x}") from error
+    except csv.Error as error:
+        raise CorpusError(f"{path}: not a readable CSV file ({error})") from error
     return split
+
+
+def _read_rows(reader: csv.DictReader, path: Path, split: Split) -> None:
+    missing = {"gold_label", "Sentence1", "Sentence2"} - set(reader.fieldnames or ())
+    if missing:
+        raise CorpusError(f"{path}: missing columns {sorted(missing)}; it has {reader.fieldnames}")
+    annotators = [k for k in (1, 2, 3) if f"Sentence1_marked_{k}" in reader.fieldnames and f"Sentence2_marked_{k}" in reader.fieldnames]
+    for row in reader:
+        label = row["gold_label"]
+        if label == "-":
+            split.dropped["no gold label"] += 1
+            continue
+        if label not in LABELS or row["Sentence1"] is None or row["Sentence2"] is None:
+            raise CorpusError(
+                f"{path}, line {reader.line_num}: expected one of {LABELS} and two sentences, got label {label!r}"
+                + (" and too few fields" if row["Sentence2"] is None else "")
+            )
+        premise, hypothesis = _unwrap(row["Sentence1"]), _unwrap(row["Sentence2"])
+        marks = tuple(
+            (
+                parse_marks(row[f"Sentence1_marked_{k}"] or "", premise),
+                parse_marks(row[f"Sentence2_marked_{k}"] or "", hypothesis),
+            )
+            for k in annotators
+        )
+        split.pairs.append(Pair(premise, hypothesis, LABELS.index(label), marks, row.get("source") or ""))
 
 
 def _unwrap(sentence: str) -> str:

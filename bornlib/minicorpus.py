@@ -18,10 +18,9 @@ from __future__ import annotations
 import csv
 import functools
 import random
-from collections import Counter
 from pathlib import Path
 
-from .corpus import LABELS, Pair, Split, is_word, tokenise
+from .corpus import LABELS, Pair, Split
 
 PREMISES = {"train": 4000, "dev": 667, "test": 667}  # three pairs each
 SEED = 20
@@ -138,9 +137,12 @@ def _contrary(part: str, value: str, values: dict[str, tuple[str, ...]]) -> list
     """Values of a part that exclude this one: the antonym of a trait; else any that shares no meaning with it."""
     if part == "trait":
         return [ANTONYMS[v] for v, general in values.items() if value in (v, *general)]
-    if value not in values:
-        return [v for v in values if value not in values[v]] if part in ("action", "place") else []
-    return [v for v in values if v != value and v not in values[value] and value not in values[v]]
+    if part == "action":
+        verb = value.split()[0] if " " in value else None
+        values = {v: general for v, general in values.items() if (v.split()[0] if " " in v else None) == verb}
+    if part not in ("action", "place") and value not in values:
+        return []
+    return [v for v in values if v != value and value not in values[v] and v not in values.get(value, ())]
 
 
 def _words(rng: random.Random, parts: dict[str, str]) -> list[tuple[str, str]]:
@@ -150,9 +152,6 @@ def _words(rng: random.Random, parts: dict[str, str]) -> list[tuple[str, str]]:
     order = ("count", "trait", "subject", "clothes", "is", "action", "place", "extra", ".")
     fixed = {"subject": subject, "is": "are" if plural else "is", ".": "."}
     phrases = [((parts | fixed).get(p, ""), p) for p in order if p == "count" or p in parts or p in fixed]
-    if "place" in parts and rng.random() < 0.2:
-        place = phrases.pop([p for _, p in phrases].index("place"))
-        phrases = [place, (",", ""), *phrases]
     flat = [(w, p) for phrase, p in phrases for w in (phrase.split() or [""])]
     following = [w for w, _ in flat[1:]] + [""]
     return [(w or ("an" if after[0] in "aeiou" else "a"), p) for (w, p), after in zip(flat, following, strict=True)]
@@ -198,3 +197,27 @@ def load_split(name: str) -> Split:
     if name not in PREMISES:
         raise ValueError(f"split: expected one of {tuple(PREMISES)}, got {name!r}")
     return Split(list(_splits()[name]), files=("mini corpus",))
+
+
+def write_csv(folder: Path) -> list[Path]:
+    """Write `esnli_train_mini.csv`, `esnli_dev.csv` and `esnli_test.csv` in e-SNLI's schema, marks as `*word*`; returns their paths."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for name, pairs in _splits().items():
+        paths.append(folder / ("esnli_train_mini.csv" if name == "train" else f"esnli_{name}.csv"))
+        with paths[-1].open("w", newline="", encoding="utf-8") as stream:
+            writer = csv.writer(stream, lineterminator="\n")
+            writer.writerow(("pairID", "gold_label", "Sentence1", "Sentence2", "Sentence1_marked_1", "Sentence2_marked_1"))
+            for i, pair in enumerate(pairs):
+                marked = (_starred(s, m) for s, m in zip((pair.premise, pair.hypothesis), pair.marks[0], strict=True))
+                writer.writerow((f"mini-{name}-{i}", LABELS[pair.label], pair.premise, pair.hypothesis, *marked))
+    return paths
+
+
+def _starred(sentence: str, marks: tuple[bool, ...]) -> str:
+    """The sentence with marked words between stars; `{}` where none is marked."""
+    if not any(marks):
+        return "{}"
+    words = sentence.removesuffix(".").split()
+    return " ".join(f"*{w}*" if m else w for w, m in zip(words, marks, strict=False)) + "."
