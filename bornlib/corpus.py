@@ -345,6 +345,12 @@ def _read_rows(reader: csv.DictReader, path: Path, split: Split) -> None:
         split.pairs.append(Pair(premise, hypothesis, LABELS.index(label), marks, row.get("source") or ""))
 
 
+def read_explanations(path: Path) -> list[str]:
+    """The first annotator's written explanation of each pair that `read_csv` keeps, in the same order; empty where there is none."""
+    with open(path, encoding="utf-8-sig", newline="") as stream:
+        return [row.get("Explanation_1") or "" for row in csv.DictReader(stream) if row["gold_label"] != "-"]
+
+
 def _unwrap(sentence: str) -> str:
     '''Undo one layer of CSV quoting that some collections left in the text: "say ""hi""" becomes say "hi".'''
     if len(sentence) > 2 and sentence[0] == sentence[-1] == '"':

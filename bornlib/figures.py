@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -201,4 +202,80 @@ def draw_rankings(rows: Sequence[Mapping]) -> plt.Figure:
         ax.grid(axis="x", color="#EEEEEE")
     axes[0].set(yticks=range(len(names)), yticklabels=names, ylim=(len(names) - 0.5, -0.5))
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    return figure
+
+
+# ---------------------------------------------------------------------------------------------- the task
+def draw_highlighted(
+    ax: plt.Axes, tokens: Sequence[str], marks: Sequence[bool], colour: str, corner: tuple[float, float], width: float, size: float
+) -> float:
+    """Words from a left upper corner on in axes whose scale is in points, marked ones on a coloured ground; returns the lower edge."""
+    places, lines = word_layout(tokens, width, size)
+    for (x, line, wide), token, marked in zip(places, tokens, marks, strict=True):
+        x, y = x + corner[0], corner[1] + 1.65 * size * line
+        if marked:
+            ax.add_patch(plt.Rectangle((x, y), wide, 1.45 * size, facecolor=colour, alpha=0.3, edgecolor="none"))
+        ax.text(x + wide / 2, y + 0.72 * size, escape(token), fontsize=size, ha="center", va="center_baseline")
+    return corner[1] + 1.65 * size * lines
+
+
+def draw_marked_pairs(items: Sequence[Mapping], width: float = 4.6, size: float = 8.5, ax: plt.Axes | None = None) -> plt.Figure:
+    """Pairs with the words that one annotator marked: premise, hypothesis and, where there is one, the written explanation.
+
+    Each item has `label` (a key of LABEL_COLOURS), `premise` and `hypothesis` (token lists), `marks` (booleans per token
+    of either) and `explanation` (may be empty). `width` is in inches; with `ax` given, it is drawn there.
+    """
+    points, indent = 72 * width, 3.2 * size
+    text = [textwrap.wrap(item["explanation"], int((points - indent) / (0.46 * size))) for item in items]
+    lines = [[word_layout(item[s], points - indent, size)[1] for s in ("premise", "hypothesis")] for item in items]
+    heights = [(1.7 + 1.65 * sum(n) + 1.45 * len(t) + 1.6) * size for n, t in zip(lines, text, strict=True)]
+    if ax is None:
+        figure, ax = plt.subplots(figsize=(width, sum(heights) / 72))
+        figure.set_layout_engine("none")
+        ax.set_position((0, 0, 1, 1))
+    ax.set(xlim=(0, points), ylim=(sum(heights), 0))
+    ax.axis("off")
+    top = 0.0
+    for item, explanation, height in zip(items, text, heights, strict=True):
+        colour, y = LABEL_COLOURS[item["label"]], top + 1.7 * size
+        ax.text(0, top + 0.75 * size, item["label"], color=colour, weight="bold", fontsize=size * 1.05, va="center_baseline")
+        ax.plot([0.7 * size] * 2, [y, top + height - 1.5 * size], color=colour, lw=2, solid_capstyle="butt")
+        for s in ("premise", "hypothesis"):
+            y = draw_highlighted(ax, item[s], item["marks"][s == "hypothesis"], colour, (indent / 2, y), points - indent, size)
+        for line in explanation:
+            place = (indent / 2 + 0.25 * size, y + 0.75 * size)
+            ax.text(*place, escape(line), fontsize=size * 0.94, style="italic", color="#555555", va="center_baseline")
+            y += 1.45 * size
+        top += height
+    return ax.figure
+
+
+def draw_task(items: Sequence[Mapping], bars: Sequence[Mapping], facts: Sequence[tuple[str, str]], width: float = 7.5) -> plt.Figure:
+    """Figure 3: marked pairs (as `draw_marked_pairs`), bars of test accuracies, and the data in numbers below.
+
+    Each bar has `name`, `value`, `sd` (0 where there is one run), `paper` (a number or None) and `colour`; each fact a number and its caption.
+    """
+    figure, (left, right) = plt.subplots(1, 2, figsize=(width, 4.0))
+    figure.set_layout_engine("none")
+    draw_marked_pairs(items, 0.62 * width, ax=left)
+    content = left.get_ylim()[0] / 72
+    height = content + 0.85
+    figure.set_size_inches(width, height)
+    left.set_position((0.0, 0.85 / height, 0.62, content / height))
+    right.set_position((0.775, (0.85 + 0.42) / height, 0.2, (content - 0.42 - 0.3) / height))
+    y = np.arange(len(bars))
+    value, sd, colour = ([b[key] for b in bars] for key in ("value", "sd", "colour"))
+    right.barh(y, value, xerr=sd, color=colour, height=0.62, error_kw={"lw": 1})
+    for k, bar in enumerate(bars):
+        right.text(0.02, k, f"{100 * bar['value']:.1f} %", va="center", color="white", fontsize=7.5, weight="bold")
+        if bar["paper"] is not None:
+            right.plot([bar["paper"]] * 2, [k - 0.31, k + 0.31], color=INK, lw=1.2, ls=(0, (1.5, 1)))
+    right.set(yticks=y, yticklabels=[b["name"] for b in bars], xlim=(0, 1), ylim=(len(bars) - 0.5, -0.6))
+    right.set_xlabel("test accuracy (dotted: paper)")
+    right.axvline(1 / 3, color="#888888", lw=0.6, zorder=0)
+    right.tick_params(axis="y", length=0)
+    for k, (number, caption) in enumerate(facts):
+        x = (k + 0.5) / len(facts)
+        figure.text(x, 0.58 / height, number, ha="center", fontsize=11, weight="bold")
+        figure.text(x, 0.48 / height, caption, ha="center", va="top", fontsize=7, color="#555555", linespacing=1.2)
     return figure
