@@ -19,7 +19,7 @@ reproduce: $(INSTALLED)
 
 # one thread a worker: two single-thread workers are faster here than one with two threads
 test: $(INSTALLED)
-	MPLBACKEND=agg BORNLIB_PROFILE=quick OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile \
+	MPLBACKEND=agg BORNLIB_PROFILE=quick OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile \
 		--nbval-lax --nbval-sanitize-with tests/nbval_sanitise.cfg tests notebooks
 
 bench: $(INSTALLED)
