@@ -28,6 +28,7 @@ from .models import Model, Trace
 
 LADDER = (32, 56, 80, 112, 176)  # node counts that `auto` tries before the exact rule, from 1.75 sqrt(degree) on
 CACHE_SLOTS = 2000  # slots a pass (nodes x pairs x slots): more of them leave the processor's cache and gain nothing
+ANCHORS = 10  # passes of the first block that give it at every node, see `block_powers`
 ROUNDING = 1e-13  # float64 noise of a word's evidence, relative to the largest integrand of its pair
 
 
@@ -328,7 +329,7 @@ def word_evidence(
             failed = []
             longest = max((len(encoded[i].ids) for i in todo), default=1)
             limit = _limit(memory_mib, longest, slots_a_pass)
-            for local in _groups([encoded[i] for i in todo], max(1, limit // n)):
+            for local in _groups([encoded[i] for i in todo], max(1, limit // ANCHORS)):
                 index = [todo[i] for i in local]
                 chosen = [encoded[i] for i in index]
                 group = _prepare(model, chosen, None if targets is None else targets[index])
