@@ -210,6 +210,8 @@ def default_name(recipe, profile: str) -> str:
 
 
 def run_evaluate(options) -> int:
+    from tqdm import tqdm
+
     from .corpus import FULL_TRAIN_SIZE
     from .explorer import find_checkpoint
     from .profiles import resolve
@@ -221,7 +223,7 @@ def run_evaluate(options) -> int:
     workspace = resolve(options.profile)
     pairs = workspace.split(options.split).pairs
     rows = []
-    for path, (model, vocabulary, metadata) in zip(paths, loaded, strict=True):
+    for path, (model, vocabulary, metadata) in tqdm(list(zip(paths, loaded, strict=True)), desc=f"evaluate on {options.split}", leave=False):
         result = controls(model.to(device), vocabulary, pairs)
         record = {
             "checkpoint": path.stem, "split": options.split, "pairs": len(pairs), "corpus": "mini corpus" if workspace.name == "quick" else "e-SNLI",
