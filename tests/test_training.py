@@ -64,12 +64,19 @@ def without_times(log):
 
 # ------------------------------------------------------------------------------------------------- learning
 @pytest.mark.parametrize("kind", ["born", "softmax", "poly"])
-def test_loss_goes_down(kind, train_set, dev_set):
-    _, _, log = train(Recipe(kind, epochs=8, batch_size=32, word_dropout=0.0), train_set, dev_set, progress=False)
+def test_loss_goes_down(kind):
+    """A corpus in which one word of the hypothesis decides the label."""
+    words = ("animal", "tired", "cat")
+    pairs = [
+        Pair(f"a dog runs {place} .", f"the {words[k % 3]} runs .", k % 3)
+        for k, place in enumerate(["here", "there", "away"] * 64)
+    ]
+    _, vocabulary, log = train(Recipe(kind, epochs=6, batch_size=16, word_dropout=0.0), pairs, pairs[:30], progress=False)
     losses = [e["train_loss"] for e in log["epochs"]]
-    assert [e["epoch"] for e in log["epochs"]] == list(range(1, 9))
-    assert losses[-1] < 1.0 < losses[0]  # log 3 = 1.099 is a guess
-    assert log["train_pairs"] == 480
+    assert [e["epoch"] for e in log["epochs"]] == [1, 2, 3, 4, 5, 6]
+    assert losses[-1] < 0.5 * losses[0]
+    assert log["epochs"][-1]["dev_accuracy"] == 1
+    assert (log["train_pairs"], log["vocabulary"]) == (192, len(vocabulary))
 
 
 def test_a_step_is_adam_on_clipped_gradients_of_the_dropped_words(train_set, dev_set):
