@@ -277,5 +277,6 @@ def draw_task(items: Sequence[Mapping], bars: Sequence[Mapping], facts: Sequence
     for k, (number, caption) in enumerate(facts):
         x = (k + 0.5) / len(facts)
         figure.text(x, 0.58 / height, number, ha="center", fontsize=11, weight="bold")
-        figure.text(x, 0.48 / height, caption, ha="center", va="top", fontsize=7, color="#555555", linespacing=1.2)
+        for i, line in enumerate(caption.split("\n")):
+            figure.text(x, (0.4 - 0.125 * i) / height, line, ha="center", fontsize=7, color="#555555")
     return figure
