@@ -203,7 +203,7 @@ class Explorer:
     def __init__(self, premise: str, hypothesis: str, model: str, seed: int, profile: str | None):
         import ipywidgets as w
 
-        self.profile, self.deleted = profile, []
+        self.profile, self.deleted, self._choosing = profile, [], False
         wide, described = w.Layout(width="46em", max_width="98%"), {"description_width": "6.5em"}
         self.examples = {f"{i + 1}. {p.premise} / {p.hypothesis}": p for i, p in enumerate(corpus.load_examples())}
         self.example = w.Dropdown(options=[OWN, *self.examples], value=OWN, description="Example", layout=wide, style=described)
@@ -252,8 +252,6 @@ class Explorer:
             self.premise.value, self.hypothesis.value = pair.premise, pair.hypothesis
             self._choosing = False
             self._changed(None)
-
-    _choosing = False
 
     def _changed(self, _) -> None:
         if not self._choosing:
