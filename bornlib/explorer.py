@@ -278,19 +278,23 @@ class Explorer:
     def _target(self) -> int | None:
         return LABELS.index(self.target.value) if self.target.value in LABELS else None
 
-    def _guarded(self, action) -> None:
-        """Run an action; what goes wrong is shown, escaped, in place of a traceback that a notebook hides."""
+    def _guarded(self, action) -> bool:
+        """Run an action, True where it succeeds; what goes wrong is shown, escaped, instead of a traceback that a widget hides."""
         self.message.value = "<p role='status'>computing …</p>"
         try:
             action()
         except (ValueError, OSError) as error:
             self.message.value = f"<p role='alert'><strong>{html.escape(str(error))}</strong></p>"
-        else:
-            self.message.value = ""
+            return False
+        self.message.value = ""
+        return True
 
     def _update(self) -> None:
         self.links.value = self.rankings.value = ""
-        self._guarded(self._show)
+        shown = self._guarded(self._show)
+        self.rank.disabled = self.export.disabled = not shown
+        if not shown:
+            self.words.children, self.answer.value, self.first.value = (), "", ""
 
     def _show(self) -> None:
         self.loaded, vocabulary, _ = open_model(*self.model.value, self.profile)
@@ -298,12 +302,10 @@ class Explorer:
         self.evidence = explain(self.loaded, self.full.without(self.deleted), self._target())
         kept = [i for i in range(len(self.full.ids)) if i not in set(self.deleted)]
         scale = float(np.abs(self.evidence.values).max(initial=0.0))
-        buttons = []
-        for slot, value in zip(kept, self.evidence.values, strict=True):
-            buttons.append(self._button(slot, float(value), scale))
-        for button in self.words.children:
+        before = self.words.children
+        self.words.children = [self._button(slot, float(value), scale) for slot, value in zip(kept, self.evidence.values, strict=True)]
+        for button in before:
             button.close()
-        self.words.children = buttons
         self.answer.value = f"<div role='status' aria-live='polite' class='bornlib-answer'>{answer_html(self.evidence)}</div>"
         self.first.value = self._history()
         self.undo.disabled = self.reset.disabled = not self.deleted

@@ -163,6 +163,9 @@ def test_errors_are_shown_in_place(checkpoints, tmp_path):
     explored.model.options = [*explored.model.options, ("broken", (str(broken), 0))]
     explored.model.value = (str(broken), 0)
     assert "not a readable safetensors file" in explored.message.value and "<b>" not in explored.message.value
+    assert explored.export.disabled and not explored.words.children, "nothing of another model stays in sight"
+    explored.model.index = 0
+    assert explored.message.value == "" and not explored.export.disabled and explored.words.children
 
 
 # ---------------------------------------------------------------------------------------------- in a browser
