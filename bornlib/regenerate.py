@@ -136,7 +136,8 @@ def inputs(path: Path, workspace: profiles.Profile, values: dict[str, object]) -
     files |= {p.name: _digest(p) for p in sorted((ROOT / "data").glob("*.*")) if p.is_file()}
     if workspace.name != "quick":
         folder = corpus.data_folder()
-        large = [*sorted(folder.glob("*.csv"))] if folder else []
+        swapped = corpus.breaking_nli_path()
+        large = [*(sorted(folder.glob("*.csv")) if folder else ()), *([swapped] if swapped else ())]
         files |= {str(p): (p.stat().st_size, p.stat().st_mtime_ns) for p in large}
     if workspace.name == "paper":
         files |= {p.name: _digest(p) for p in sorted(workspace.checkpoints.glob("*.safetensors"))}
