@@ -36,10 +36,17 @@ class Trace:
     total: Tensor | None = None
 
 
-def normalise_rows(weights: Tensor, held: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Divide nonnegative `weights` (..., L, L) by their row sums, or by `held` ones. A row of zeros stays zero."""
-    sums = weights.sum(-1) if held is None else held
-    return weights / sums.masked_fill(sums == 0, 1.0).unsqueeze(-1), sums
+def normalise_rows(amounts: Tensor, held: Tensor | None) -> tuple[Tensor, Tensor]:
+    """`amounts` (..., L, L) squared over their row sums, or over `held` ones, and the sums. A row of zeros stays zero.
+
+    A row is divided by its largest entry first: |<q|k>|^4 leaves float32's range where |<q|k>| leaves 1e-9 to 4e9.
+    """
+    if held is not None:
+        return amounts.square() / held.masked_fill(held == 0, 1.0).unsqueeze(-1), held
+    largest = amounts.detach().abs().amax(-1, keepdim=True)
+    shares = (amounts / largest.masked_fill(largest == 0, 1.0)).square()
+    sums = shares.sum(-1, keepdim=True)  # at least 1, or 0
+    return shares / sums.masked_fill(sums == 0, 1.0), (sums * largest.square()).squeeze(-1)
 
 
 # ------------------------------------------------------------------------------------- complex linear maps
@@ -99,8 +106,7 @@ class BornBlock(nn.Module):
     def forward(self, h: Tensor, held: Tensor | None, trace: Trace | None) -> Tensor:
         B, L, C = h.shape
         overlap, v = self.overlaps(h)
-        weights = overlap.square().sum(2).square()  # |<q|k>|^4, (B, H, L, L)
-        attention, sums = normalise_rows(weights, held)
+        attention, sums = normalise_rows(overlap.square().sum(2), held)  # |<q|k>|^2 squared, (B, H, L, L)
         if trace is not None:
             trace.attention.append(attention)
             trace.row_sums.append(sums)
@@ -202,7 +208,7 @@ class RealBlock(nn.Module):
         q, k, v = F.linear(self.norms[0](h), self.qkv).view(B, L, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
         products = q @ k.transpose(-1, -2)  # (B, H, L, L)
         if self.attention_kind == "square":
-            attention, sums = normalise_rows(products.square(), held)
+            attention, sums = normalise_rows(products, held)
         else:
             scaled = products * (C // HEADS) ** -0.5
             attention = scaled.masked_fill(~mask[:, None, None, :], -torch.inf).softmax(-1)

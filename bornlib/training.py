@@ -181,9 +181,14 @@ def train(
                 loss = F.nll_loss(model(ids.to(device), sentence.to(device)), labels.to(device))
                 optimiser.zero_grad()
                 loss.backward()
-                torch.nn.utils.clip_grad_norm_(parameters, recipe.clip)
+                norm = torch.nn.utils.clip_grad_norm_(parameters, recipe.clip)
+                if not math.isfinite(loss_value := float(loss.detach())) or not math.isfinite(float(norm)):
+                    raise FloatingPointError(
+                        f"{recipe.model} seed {recipe.seed}, step {step}: loss {loss_value}, gradient norm {float(norm)};"
+                        " stopped before the weights take it"
+                    )
                 optimiser.step()
-                loss_sum += float(loss.detach())
+                loss_sum += loss_value
                 step += 1
                 bar.update()
                 if stop and stop(step):
@@ -198,8 +203,6 @@ def train(
             log.append(
                 dict(epoch=epoch + 1, train_loss=loss_sum / len(batches), dev_loss=dev_loss, dev_accuracy=dev_accuracy, seconds=round(seconds, 1))
             )
-            if not math.isfinite(log[-1]["train_loss"]):
-                raise FloatingPointError(f"{recipe.model} seed {recipe.seed}: training loss is {log[-1]['train_loss']} in epoch {epoch + 1}")
             loss_sum = 0.0
             bar.set_postfix(dev=f"{dev_accuracy:.3f}")
             save()

@@ -251,12 +251,28 @@ def test_a_row_without_any_overlap_is_defined(kind):
 
 
 def test_a_zero_row_among_others():
-    weights = torch.tensor([[0.0, 0.0], [1.0, 3.0]], requires_grad=True)
-    rows, sums = normalise_rows(weights, None)
-    assert rows.tolist() == [[0, 0], [0.25, 0.75]]
-    assert sums.tolist() == [0, 4]
+    amounts = torch.tensor([[0.0, 0.0], [1.0, 2.0]], requires_grad=True)
+    rows, sums = normalise_rows(amounts, None)
+    assert rows.tolist() == [[0, 0], [pytest.approx(0.2), pytest.approx(0.8)]]
+    assert sums.tolist() == [0, 5]
     rows.square().sum().backward()
-    assert torch.isfinite(weights.grad).all()
+    assert torch.isfinite(amounts.grad).all()
+
+
+@pytest.mark.parametrize("size", [1e-18, 1e-12, 1.0, 1e12, 1e18])
+def test_rows_far_outside_of_what_float32_can_square(size):
+    amounts = (torch.tensor([[1.0, 2.0], [-3.0, 0.0]]) * size).requires_grad_()
+    rows, _ = normalise_rows(amounts, None)
+    assert torch.allclose(rows, torch.tensor([[0.2, 0.8], [1.0, 0.0]]))
+    rows[0, 0].backward()
+    assert torch.allclose(amounts.grad * size, torch.tensor([[0.32, -0.16], [0.0, 0.0]]), rtol=1e-4)
+
+
+def test_held_sums_are_those_of_the_squares():
+    amounts = torch.rand(3, 4, dtype=torch.float64)
+    rows, sums = normalise_rows(amounts, None)
+    assert torch.allclose(sums, amounts.square().sum(-1), rtol=1e-15)
+    assert torch.allclose(normalise_rows(amounts, sums)[0], rows, rtol=1e-14)
 
 
 def test_an_image_without_light_is_defined():
