@@ -58,7 +58,7 @@ class Profile:
         """The recipe for a model of this profile; `paper` is Table 9, `quick` a short run on the mini corpus."""
         if self.name == "paper":
             return Recipe(kind, seed, epochs=20, word_dropout=0.1)
-        return Recipe(kind, seed, epochs=4) if self.name == "quick" else Recipe(kind, seed)
+        return Recipe(kind, seed, epochs=6, word_dropout=0.0) if self.name == "quick" else Recipe(kind, seed)
 
     def model(self, kind: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> tuple[Model, Vocabulary, dict]:
         """Model, vocabulary and metadata; `quick` and `paper` train what is not there yet (resumable)."""
