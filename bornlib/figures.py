@@ -271,7 +271,7 @@ def draw_task(items: Sequence[Mapping], bars: Sequence[Mapping], facts: Sequence
         if bar["paper"] is not None:
             right.plot([bar["paper"]] * 2, [k - 0.31, k + 0.31], color=INK, lw=1.2, ls=(0, (1.5, 1)))
     right.set(yticks=y, yticklabels=[b["name"] for b in bars], xlim=(0, 1), ylim=(len(bars) - 0.5, -0.6))
-    right.set_xlabel("test accuracy (dotted: paper)")
+    right.set_xlabel("test accuracy" + " (dotted: paper)" * any(bar["paper"] is not None for bar in bars))
     right.axvline(1 / 3, color="#888888", lw=0.6, zorder=0)
     right.tick_params(axis="y", length=0)
     for k, (number, caption) in enumerate(facts):
