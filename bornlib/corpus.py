@@ -195,7 +195,9 @@ def status(folder: Path | None = None) -> dict:
     """
     folder = _folder(folder)
     present = sorted(p.name for p in folder.glob("esnli_*.csv"))
-    splits = {name: load_split(name, folder) for name in ("train", "dev", "test") if any(f.startswith(f"esnli_{name}") for f in present)}
+    splits = {
+        name: load_split(name, folder) for name in ("train", "dev", "test") if any(f.startswith(f"esnli_{name}") for f in present)
+    }
     return {
         "folder": folder,
         "files": verify(folder),
@@ -224,7 +226,9 @@ def fetch(folder: Path | None = None, progress: bool = True, files: dict[str, st
     folder.mkdir(parents=True, exist_ok=True)
     for name, state in verify(folder, files).items():
         if state == "other":
-            raise CorpusError(f"{folder / name} is there but is not the official file (blob id {blob_id(folder / name)}): move it away first")
+            raise CorpusError(
+                f"{folder / name} is there but is not the official file (blob id {blob_id(folder / name)}): move it away first"
+            )
         if state == "missing":
             _download(source + name, folder / name, files[name], progress)
     return folder
@@ -238,14 +242,20 @@ def _download(url: str, path: Path, expected: str, progress: bool, attempts: int
         except (OSError, http.client.HTTPException) as error:  # URLError and time-outs are OSErrors
             reason = getattr(error, "reason", None) or error
             have = f"; {part.name} is kept and resumed next time" if part.exists() else ""
-            raise CorpusError(f"can't download {url}: {reason}; check the network, or put the file into {path.parent}{have}") from error
+            raise CorpusError(
+                f"can't download {url}: {reason}; check the network, or put the file into {path.parent}{have}"
+            ) from error
         if complete:
             break
     else:
-        raise CorpusError(f"can't download {url}: the connection broke {attempts} times; {part.name} is kept and resumed next time")
+        raise CorpusError(
+            f"can't download {url}: the connection broke {attempts} times; {part.name} is kept and resumed next time"
+        )
     got = blob_id(part)
     if got != expected:
-        raise CorpusError(f"{part}: refused, expected blob id {expected}, got {got}; it is kept, delete it to download the file anew")
+        raise CorpusError(
+            f"{part}: refused, expected blob id {expected}, got {got}; it is kept, delete it to download the file anew"
+        )
     part.replace(path)
 
 
@@ -323,7 +333,9 @@ def _read_rows(reader: csv.DictReader, path: Path, split: Split) -> None:
     missing = {"gold_label", "Sentence1", "Sentence2"} - set(reader.fieldnames or ())
     if missing:
         raise CorpusError(f"{path}: missing columns {sorted(missing)}; it has {reader.fieldnames}")
-    annotators = [k for k in (1, 2, 3) if f"Sentence1_marked_{k}" in reader.fieldnames and f"Sentence2_marked_{k}" in reader.fieldnames]
+    annotators = [
+        k for k in (1, 2, 3) if f"Sentence1_marked_{k}" in reader.fieldnames and f"Sentence2_marked_{k}" in reader.fieldnames
+    ]
     for row in reader:
         label = row["gold_label"]
         if label == "-":
@@ -346,7 +358,7 @@ def _read_rows(reader: csv.DictReader, path: Path, split: Split) -> None:
 
 
 def read_explanations(path: Path) -> list[str]:
-    """The first annotator's written explanation of each pair that `read_csv` keeps, in the same order; empty where there is none."""
+    """The first annotator's written explanation of each pair that `read_csv` keeps, in its order; empty where there is none."""
     with open(path, encoding="utf-8-sig", newline="") as stream:
         return [row.get("Explanation_1") or "" for row in csv.DictReader(stream) if row["gold_label"] != "-"]
 

@@ -193,7 +193,7 @@ def load_split(name: str) -> Split:
 
 
 def write_csv(folder: Path) -> list[Path]:
-    """Write `esnli_train_mini.csv`, `esnli_dev.csv` and `esnli_test.csv` in e-SNLI's schema, marks as `*word*`; returns their paths."""
+    """Write `esnli_train_mini.csv`, `esnli_dev.csv`, `esnli_test.csv` in e-SNLI's schema with marks as `*word*`; returns their paths."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     paths = []

@@ -58,5 +58,8 @@ def test_features_are_the_known_words_of_each_sentence():
 
 def test_the_same_seed_gives_the_same_accuracy():
     rng = np.random.default_rng(0)
-    pairs = [Pair(" ".join(rng.choice(list("abcdefgh"), 4)), " ".join(rng.choice(list("abcdefgh"), 4)), int(rng.integers(3))) for _ in range(200)]
+    pairs = [
+        Pair(" ".join(rng.choice(list("abcdefgh"), 4)), " ".join(rng.choice(list("abcdefgh"), 4)), int(rng.integers(3)))
+        for _ in range(200)
+    ]
     assert len({baselines.bag_of_words(pairs[:100], pairs[100:], seed=5) for _ in range(3)}) == 1

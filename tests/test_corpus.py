@@ -68,7 +68,11 @@ def test_tokenise(text, tokens):
 
 
 def test_tokens_of_composed_and_combining_spelling_are_the_same():
-    assert tokenise(unicodedata.normalize("NFD", "Déjà vu à Zürich")) == tokenise("déjà vu à zürich") == ["déjà", "vu", "à", "zürich"]
+    assert (
+        tokenise(unicodedata.normalize("NFD", "Déjà vu à Zürich"))
+        == tokenise("déjà vu à zürich")
+        == ["déjà", "vu", "à", "zürich"]
+    )
 
 
 def test_no_special_token_can_be_typed():
@@ -167,6 +171,20 @@ def test_pairs_without_gold_label_are_dropped_and_counted(tmp_path):
     assert split.dropped == {"no gold label": 1}
 
 
+def test_explanations_stand_beside_the_pairs_that_are_kept(tmp_path):
+    text = (
+        "gold_label,Sentence1,Sentence2,Explanation_1",
+        "neutral,a,b,first",
+        "-,a,b,dropped",
+        "neutral,a,b,",
+        "neutral,a,c,last",
+    )
+    path = write(tmp_path, "\n".join(text))
+    assert corpus.read_explanations(path) == ["first", "", "last"]
+    assert len(read_csv(path)) == 3
+    assert corpus.read_explanations(write(tmp_path, "\n".join((HEADER, ROW)))) == [""]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -198,7 +216,11 @@ def test_sentences_that_kept_a_layer_of_csv_quotes_are_unwrapped(tmp_path):
 
 
 def test_train_takes_every_train_file_in_order(tmp_path):
-    for name, label in (("esnli_train_2.csv", "neutral"), ("esnli_train_1.csv", "contradiction"), ("esnli_train_extra.csv", "entailment")):
+    for name, label in (
+        ("esnli_train_2.csv", "neutral"),
+        ("esnli_train_1.csv", "contradiction"),
+        ("esnli_train_extra.csv", "entailment"),
+    ):
         write(tmp_path, "\n".join((HEADER, ROW.replace("neutral", label))), name)
     split = load_split("train", tmp_path)
     assert [LABELS[p.label] for p in split.pairs] == ["contradiction", "neutral", "entailment"]
@@ -247,6 +269,7 @@ def test_example_pairs_are_balanced_and_marked_as_esnli_marks():
     examples = corpus.load_examples()
     assert len(examples) == 36
     assert len({p.premise for p in examples}) == 12
+    assert all(text.endswith(".") for text in corpus.read_explanations(corpus.ROOT / "data" / "examples.csv"))
     assert [p.label for p in examples] == [0, 1, 2] * 12
     for pair in examples:
         premise, hypothesis = pair.marked_words()
@@ -278,7 +301,12 @@ def test_encoding_of_a_pair_with_unknown_and_special_looking_words():
 
 @pytest.mark.parametrize(
     ("premise", "hypothesis", "tokens"),
-    [("", "", [SEP]), ("", "a dog", [SEP, "a", "dog"]), ("a dog", " \t", ["a", "dog", SEP]), ("!?", "...", ["!", "?", SEP, ".", ".", "."])],
+    [
+        ("", "", [SEP]),
+        ("", "a dog", [SEP, "a", "dog"]),
+        ("a dog", " \t", ["a", "dog", SEP]),
+        ("!?", "...", ["!", "?", SEP, ".", ".", "."]),
+    ],
 )
 def test_empty_sentences_and_only_punctuation(premise, hypothesis, tokens):
     e = encode(premise, hypothesis, WORDS)
@@ -428,7 +456,11 @@ def test_fetch_goes_on_where_a_connection_broke(tmp_path):
     with Server(cut=2) as server:
         fetch(tmp_path, server)
         n = len(CONTENT["esnli_dev.csv"])
-        assert [r for name, r in server.asked if name == "esnli_dev.csv"] == [None, f"bytes={n // 2}-", f"bytes={n // 2 + (n - n // 2) // 2}-"]
+        assert [r for name, r in server.asked if name == "esnli_dev.csv"] == [
+            None,
+            f"bytes={n // 2}-",
+            f"bytes={n // 2 + (n - n // 2) // 2}-",
+        ]
     assert_complete(tmp_path)
 
 
@@ -466,7 +498,10 @@ def test_fetch_keeps_the_part_when_the_connection_never_holds(tmp_path):
 
 
 def test_fetch_refuses_wrong_bytes_and_keeps_them_as_a_part(tmp_path):
-    with Server(wrong=True) as server, pytest.raises(CorpusError, match=f"refused, expected blob id {FILES['esnli_dev.csv']}, got [0-9a-f]{{40}}"):
+    with (
+        Server(wrong=True) as server,
+        pytest.raises(CorpusError, match=f"refused, expected blob id {FILES['esnli_dev.csv']}, got [0-9a-f]{{40}}"),
+    ):
         fetch(tmp_path, server)
     assert os.listdir(tmp_path) == ["esnli_dev.csv.part"]
     with Server() as server, pytest.raises(CorpusError, match="delete it"):
@@ -541,7 +576,10 @@ def test_status_counts_what_is_there(tmp_path):
 # ---------------------------------------------------------------------------------------------- the real corpus
 @pytest.mark.real
 def test_official_dev_and_test_hold_what_the_paper_says(real):
-    assert {n: s for n, s in corpus.verify(real).items() if "train" not in n} == {"esnli_dev.csv": "official", "esnli_test.csv": "official"}
+    assert {n: s for n, s in corpus.verify(real).items() if "train" not in n} == {
+        "esnli_dev.csv": "official",
+        "esnli_test.csv": "official",
+    }
     dev, test = load_split("dev", real), load_split("test", real)
     assert (len(dev), len(test)) == (9842, 9824)
     named = [" / ".join(map(" ".join, test.pairs[i].tokens)) for i in (3763, 3765)]

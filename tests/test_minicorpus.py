@@ -13,7 +13,10 @@ ALL = [pair for pairs in SPLITS.values() for pair in pairs]
 
 
 def marked(pair):
-    return [[t for t, m in zip(tokens, marks, strict=True) if m] for tokens, marks in zip(pair.tokens, pair.marked_words(), strict=True)]
+    return [
+        [t for t, m in zip(tokens, marks, strict=True) if m]
+        for tokens, marks in zip(pair.tokens, pair.marked_words(), strict=True)
+    ]
 
 
 def test_sizes_and_balance():
@@ -95,7 +98,9 @@ def test_planted_words_decide():
 @pytest.mark.parametrize("label", [1, 2])
 def test_planted_words_also_occur_unmarked_in_entailment_pairs(label):
     """No word of the hypothesis gives the label away by itself."""
-    entailed = {t for p in SPLITS["train"] if p.label == 0 for t, m in zip(p.tokens[1], p.marked_words()[1], strict=True) if not m}
+    entailed = {
+        t for p in SPLITS["train"] if p.label == 0 for t, m in zip(p.tokens[1], p.marked_words()[1], strict=True) if not m
+    }
     assert {w for p in SPLITS["train"] if p.label == label for w in marked(p)[1]} <= entailed
 
 
