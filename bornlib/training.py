@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from tqdm.auto import tqdm
 
-from .corpus import FULL_TRAIN_SIZE, LABELS, PAD_ID, SEP_ID, UNK_ID, Batches, Pair, Vocabulary, encode_pairs
+from .corpus import FULL_TRAIN_SIZE, PAD_ID, SEP_ID, UNK_ID, Batches, Pair, Vocabulary, encode_pairs
 from .models import NAMES, Model, build
 
 FORMAT = "bornlib-checkpoint-1"
