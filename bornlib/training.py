@@ -170,7 +170,7 @@ def train(
 
     model.train()
     with tqdm(total=steps, initial=step, desc=f"{recipe.model} seed {recipe.seed}", disable=not progress, mininterval=2) as bar, _flushed():
-        started = saved = time.monotonic()
+        saved = time.monotonic()
         while step < steps:
             epoch, position = divmod(step, len(batches))
             for index in batches.order(recipe.seed, epoch)[position:]:
@@ -195,11 +195,11 @@ def train(
                     return model, vocabulary, {"epochs": log, **fingerprint}
                 if time.monotonic() - saved > save_seconds and step % len(batches):
                     now = time.monotonic()
-                    seconds, started, saved = seconds + now - started, now, now
+                    seconds, saved = seconds + now - saved, now
                     save()
             dev_loss, dev_accuracy, _ = evaluate(model, dev)
             now = time.monotonic()
-            seconds, started, saved = seconds + now - started, now, now
+            seconds, saved = seconds + now - saved, now
             log.append(
                 dict(epoch=epoch + 1, train_loss=loss_sum / len(batches), dev_loss=dev_loss, dev_accuracy=dev_accuracy, seconds=round(seconds, 1))
             )
