@@ -25,10 +25,10 @@ def plan() -> dict[str, Recipe]:
     """Run name to recipe, in order of need. `ship_*` end as checkpoints, the others as a log in `data/training`."""
     ablations = [kind for kind in NAMES if kind not in MAIN]
     runs = {f"ship_{kind}_seed{seed}": Recipe(kind, seed) for kinds in (MAIN, ablations) for seed in SEEDS for kind in kinds}
-    runs |= {f"nofield_{kind}_seed0": Recipe(kind, 0, sentence_field=False) for kind in MAIN}
+    runs |= {f"nofield_{kind}_seed0": Recipe(kind, 0, sentence_field=False) for kind in ("poly", "poly-softmax")}
     for size in CURVE_SIZES:
         runs |= {f"curve_{kind}_seed{seed}_{size}": Recipe(kind, seed, train_size=size) for kind in MAIN for seed in SEEDS}
-    runs |= {f"unselected_{kind}_seed0": Recipe(kind, 0, part="unselected") for kind in MAIN}
+    runs["unselected_poly_seed0"] = Recipe("poly", 0, part="unselected")
     for kind, points in SWEEP.items():
         runs |= {f"sweep_{kind}_seed0_{e}_{p}": Recipe(kind, 0, epochs=e, word_dropout=p) for e, p in points}
     return runs
