@@ -65,7 +65,7 @@ born and poly is exact; of the others integrated gradients of the class logit ar
 # ---------------------------------------------------------------------------------------------- arguments
 def parser() -> argparse.ArgumentParser:
     """The whole command line."""
-    from .models import NAMES
+    from .models import COHERENT, NAMES
     from .profiles import PROFILES
     from .training import Recipe
 
@@ -89,7 +89,7 @@ def parser() -> argparse.ArgumentParser:
     for field in dataclasses.fields(Recipe):
         flag, default = "--" + field.name.replace("_", "-"), field.default
         if field.name == "model":
-            train.add_argument(flag, choices=NAMES, default="born", help="which model (default: born)")
+            train.add_argument(flag, choices=NAMES + COHERENT, default="born", help="which model (default: born)")
         elif isinstance(default, bool):
             text = "with a field per sentence" if field.name == "sentence_field" else "on or off"
             train.add_argument(flag, action=argparse.BooleanOptionalAction, default=default, help=text)

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from tqdm.auto import tqdm
 
 from .corpus import FULL_TRAIN_SIZE, PAD_ID, SEP_ID, UNK_ID, Batches, Pair, Vocabulary, encode_pairs
-from .models import NAMES, Model, build
+from .models import COHERENT, NAMES, Model, build
 
 FORMAT = "bornlib-checkpoint-1"
 
@@ -51,8 +51,8 @@ class Recipe:
     sentence_field: bool = True
 
     def __post_init__(self):
-        if self.model not in NAMES:
-            raise ValueError(f"model: expected one of {NAMES}, got {self.model!r}")
+        if self.model not in NAMES + COHERENT:
+            raise ValueError(f"model: expected one of {NAMES + COHERENT}, got {self.model!r}")
         if self.part not in ("all", "unselected"):
             raise ValueError(f"part: expected 'all' or 'unselected', got {self.part!r}")
         if self.epochs < 1 or self.batch_size < 1:
