@@ -149,6 +149,13 @@ def place(circuit, line: Sequence[int], qubits: int):
     return out.compose(circuit, qubits=list(line), clbits=range(circuit.num_clbits))
 
 
+def read_circuit(text: str):
+    """A transpiled circuit from its text in a ledger (OpenQASM 2)."""
+    from qiskit import qasm2
+
+    return qasm2.loads(text, custom_instructions=qasm2.LEGACY_CUSTOM_INSTRUCTIONS)
+
+
 # ---------------------------------------------------------------------------------------------- counts
 def count_pair(counts: dict, shots: int) -> tuple[int, int]:
     """Zeros and ones from an outcome dictionary of one bit; a missing outcome was seen 0 times.

@@ -100,9 +100,12 @@ def _isometry(u: np.ndarray) -> np.ndarray:
     on both halves alike and needs no control: 34 CZ on a line instead of 38 (46 to 50 by qiskit's StatePreparation).
     """
     v1, cosine, w = np.linalg.svd(u[:4])
-    q, r = np.linalg.qr(u[4:] @ w.conj().T)
-    sine = np.abs(np.diagonal(r))
-    v2 = q * np.where(sine > 0, np.diagonal(r) / np.where(sine > 0, sine, 1), 1)
+    q, r = np.linalg.qr(
+        (u[4:] @ w.conj().T)[:, ::-1]
+    )  # orthogonal columns, the longest first: those of length 0 take what is left
+    r = np.diagonal(r)[::-1]
+    sine = np.abs(r)
+    v2 = q[:, ::-1] * np.where(sine > 0, r / np.where(sine > 0, sine, 1), 1)
     return np.block([[v1 * cosine @ w, -v1 * sine @ w], [v2 * sine @ w, v2 * cosine @ w]])
 
 
