@@ -55,6 +55,12 @@ class Ledger:
         """Counts by hash of the transpiled circuit."""
         return {c["hash"]: c["counts"] for job in self.jobs for c in job["circuits"] if c["counts"] is not None}
 
+    def texts(self, keys: Sequence[str]) -> list[str]:
+        """The transpiled circuits (OpenQASM 2) of these keys."""
+        by_hash = {text_hash(text): text for job in self.jobs for text in unpack(job["qasm"])}
+        hashes = {c["key"]: c["hash"] for job in self.jobs for c in job["circuits"]}
+        return [by_hash[hashes[key]] for key in keys]
+
     def unread(self) -> list[dict]:
         """Jobs that were submitted and whose counts have not been read."""
         return [job for job in self.jobs if any(c["counts"] is None for c in job["circuits"])]

@@ -20,7 +20,7 @@ from . import devices, evidence
 from .corpus import LABELS, Encoded, collate
 from .devices import Device
 from .ledger import Ledger, pack, text_hash
-from .models import HEADS, MODES, BornTransformer
+from .models import HEADS, MODES, BornTransformer, Trace
 
 AMPLITUDES = MODES // HEADS  # 16, four qubits
 QUADRATURES = ("re", "im")
@@ -357,6 +357,16 @@ def probabilities(model: BornTransformer, encoded: Sequence[Encoded], slots: int
 
 
 @torch.no_grad()
+def measured_attention(model: BornTransformer, encoded: Encoded, errors: Sequence[Tensor | None]) -> list[np.ndarray]:
+    """Attention (R, H, n, n) of each block for one pair, with R readings' errors (R, H, 2, n, n) or None for exact; rows sum to 1."""
+    size, trace = max((len(e) for e in errors if e is not None), default=1), Trace()
+    ids, sentence = collate([encoded] * size)
+    reading = measured_model(model, fixed(errors))
+    reading.scores(reading.fields(ids, sentence), trace=trace)
+    return [a.numpy() for a in trace.attention]
+
+
+@torch.no_grad()
 def draw_errors(model: BornTransformer, encoded: Encoded, measure: Measure) -> list[Tensor]:
     """The errors (1, H, 2, L, L) of each block that `measure` makes on one pair, each block reading what the one before gave."""
     errors = []
@@ -491,3 +501,56 @@ def redrawn_answers(
     """Class probabilities (size, 3) with every circuit's shots drawn again: the spread that finite shots leave (Table 5)."""
     errors = [e if b in blocks else None for b, e in enumerate(run.redrawn_errors(seed, size))]
     return probabilities(measured_model(model, fixed(errors)), [run.encoded] * size, slots=size * (len(run.encoded.ids) + 1))
+
+
+# ---------------------------------------------------------------------------------------------- how good a reading is
+def fit_readings(ideal: np.ndarray, read: np.ndarray) -> dict[str, float]:
+    """A straight line through readings against ideal overlaps: `visibility` (slope), `offset`, `residual` (sd around it) and `r`."""
+    ideal, read = np.ravel(ideal), np.ravel(read)
+    slope, offset = np.polyfit(ideal, read, 1)
+    residual = (read - slope * ideal - offset).std(ddof=2)
+    return {
+        "visibility": float(slope),
+        "offset": float(offset),
+        "residual": float(residual),
+        "r": float(np.corrcoef(ideal, read)[0, 1]),
+    }
+
+
+def noisy_expectations(tests: Sequence[HadamardTest], ledger: Ledger, device: Device, readout: bool = True) -> np.ndarray:
+    """Expectations (tests,) that infinitely many shots of the ledger's own circuits would give on a simulated device's noise."""
+    circuits = [devices.decouple(devices.read_circuit(text), device.target) for text in ledger.texts([t.identity for t in tests])]
+    return 1 - 2 * devices.ancilla_probabilities(circuits, device.target, readout=readout)
+
+
+def read_evidence(model: BornTransformer, exact: Sequence[evidence.Evidence], noise: Measure) -> list[evidence.Evidence]:
+    """Measured evidence of each pair, explained class as in `exact`, every overlap read once through `noise` (Table 7)."""
+    return [measured_evidence(model, e.encoded, draw_errors(model, e.encoded, noise), e.target) for e in exact]
+
+
+def top_agreement(read: Sequence[evidence.Evidence], exact: Sequence[evidence.Evidence], k: int = 1) -> np.ndarray:
+    """Per pair the share of the exact evidence's `k` first words that are among the measured evidence's first `k` (Table 7)."""
+    if k < 1:
+        raise ValueError(f"k: expected at least 1, got {k}")
+    out = []
+    for a, b in zip(read, exact, strict=True):
+        words = np.flatnonzero(b.encoded.words)
+        first = [set(words[np.argsort(-e.values[words], kind="stable")[:k]]) for e in (a, b)]
+        out.append(len(first[0] & first[1]) / max(1, len(first[1])))
+    return np.array(out)
+
+
+def correlation(read: Sequence[evidence.Evidence], exact: Sequence[evidence.Evidence]) -> float:
+    """Correlation of measured with exact evidence over all slots of all pairs (Table 7)."""
+    return float(np.corrcoef(*(np.concatenate([e.values for e in found]) for found in (read, exact)))[0, 1])
+
+
+def crossing(x: Sequence[float], shares: Sequence[float], level: float = 0.95) -> float | None:
+    """The x, interpolated in log x, where `shares` reaches `level` for good (rising) or first leaves it (falling); None where it does not."""
+    x, shares = np.log(np.asarray(x, float)), np.asarray(shares, float)
+    rising = shares[-1] > shares[0]
+    below = np.flatnonzero(shares < level)
+    k = -1 if not len(below) else below[-1] if rising else below[0] - 1  # the step that crosses goes from k to k + 1
+    if not 0 <= k < len(x) - 1:
+        return None
+    return float(np.exp(x[k] + (x[k + 1] - x[k]) * (level - shares[k]) / (shares[k + 1] - shares[k])))

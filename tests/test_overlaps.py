@@ -15,7 +15,7 @@ from qiskit.quantum_info import Statevector
 
 from bornlib import cli, corpus, devices, evidence, overlaps
 from bornlib.corpus import ROOT
-from bornlib.ledger import open_ledger, text_hash, unpack
+from bornlib.ledger import open_ledger, text_hash
 from bornlib.models import build
 from bornlib.overlaps import HadamardTest, hadamard_noise, measured_model
 
@@ -367,12 +367,13 @@ def test_equal_circuits_are_run_once(bench, ledger):
 
 def test_the_ledgers_circuits_are_whole_and_measure_the_overlap(bench, ledger):
     overlaps.run_tests(TESTS[:2], ledger, bench.device)
-    (job,) = ledger.jobs
-    texts = unpack(job["qasm"])
-    assert [text_hash(t) for t in texts] == [c["hash"] for c in job["circuits"]]
-    for text, test in zip(texts, TESTS, strict=False):
+    texts = ledger.texts([t.identity for t in TESTS[1::-1]])
+    assert [text_hash(t) for t in texts] == [c["hash"] for c in ledger.jobs[0]["circuits"]][::-1]
+    for text, test in zip(texts, TESTS[1::-1], strict=True):
         one = devices.ancilla_probabilities([devices.read_circuit(text)], bench.device.target, noisy=False)[0]
         assert abs(1 - 2 * one - test.ideal) < 1e-9
+    visibility = overlaps.noisy_expectations(TESTS[:2], ledger, bench.device) / [t.ideal for t in TESTS[:2]]
+    assert ((visibility > 0.75) & (visibility < 1)).all()
 
 
 def test_another_circuit_that_transpiles_to_the_same_is_not_run_again(bench, ledger, monkeypatch):
@@ -523,6 +524,15 @@ def test_a_row_sum_that_is_off_scales_the_attention(model):
         measured_model(model, lambda b, w: w, row_sum=-1)
 
 
+def test_measured_attention_is_normalised_and_near_the_exact(model):
+    errors = overlaps.draw_errors(model, PAIRS[0], hadamard_noise(10**6, torch.Generator().manual_seed(0)))
+    exact = overlaps.measured_attention(model, PAIRS[0], [None, None])
+    for a, b in zip(overlaps.measured_attention(model, PAIRS[0], [e.repeat(3, 1, 1, 1, 1) for e in errors]), exact, strict=True):
+        assert a.shape == (3, 2, 7, 7) and b.shape == (1, 2, 7, 7)
+        np.testing.assert_allclose(a.sum(-1), 1, atol=1e-12)
+        assert 0 < np.abs(a - b).max() < 0.05
+
+
 def test_only_a_born_transformer_has_overlaps():
     with pytest.raises(ValueError, match="expected a Born Transformer, got 'softmax'"):
         measured_model(build("softmax", 10), lambda b, w: w)
@@ -620,6 +630,37 @@ def test_block_two_starts_from_what_block_one_gave(model, monkeypatch):
     assert np.abs(run.tests[1][0].query - overlaps.unit(exact[0, 0])).max() > 1e-3
     fine = [t.query for t in run.tests[0]]
     assert np.abs(fine[0] - overlaps.unit(overlaps.queries_keys(model, PAIRS[0], 0)[0][0, 0])).max() < 1e-15
+
+
+def test_agreement_of_the_first_words(model):
+    exact = evidence.word_evidence(model, PAIRS)
+    assert (overlaps.top_agreement(exact, exact, 3) == 1).all() and overlaps.correlation(exact, exact) == pytest.approx(1)
+    turned = evidence.word_evidence(model, PAIRS)
+    for e in turned:
+        e.values *= -1
+    assert (overlaps.top_agreement(turned, exact) == 0).all() and overlaps.correlation(turned, exact) == pytest.approx(-1)
+    with pytest.raises(ValueError, match="k: expected at least 1"):
+        overlaps.top_agreement(exact, exact, 0)
+
+
+def test_where_a_share_crosses_95_percent():
+    x = [100, 1000, 10_000]
+    assert overlaps.crossing(x, [0.85, 0.94, 0.96]) == pytest.approx(10**3.5)
+    assert overlaps.crossing(x, [0.97, 0.93, 0.5]) == pytest.approx(10**2.5)
+    assert overlaps.crossing(x, [0.96, 0.94, 0.99]) == pytest.approx(10**3.2), "for good, not for the first time"
+    for never in ([0.5, 0.6, 0.7], [0.96, 0.97, 0.98], [0.9, 0.8, 0.7]):
+        assert overlaps.crossing(x, never) is None
+
+
+def test_the_line_through_readings():
+    ideal = np.linspace(-0.8, 0.9, 50).reshape(5, 10)
+    fit = overlaps.fit_readings(ideal, 0.9 * ideal - 0.01)
+    assert (
+        fit["visibility"] == pytest.approx(0.9)
+        and fit["offset"] == pytest.approx(-0.01)
+        and fit["residual"] < 1e-12
+        and fit["r"] == pytest.approx(1)
+    )
 
 
 # ---------------------------------------------------------------------------------------------- the command
