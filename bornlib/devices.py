@@ -272,7 +272,7 @@ def runtime_device(backend, service=None, line: Sequence[int] | None = None) -> 
     def wrap(job, shots):
         def result():
             counts = result_counts(job.result(), shots)
-            return counts, float(job.usage()) if hasattr(job, "usage") else None
+            return counts, (float(job.usage()) or None) if hasattr(job, "usage") else None  # 0 until the service has counted
 
         return Job(job.job_id(), result)
 
@@ -285,10 +285,16 @@ def runtime_device(backend, service=None, line: Sequence[int] | None = None) -> 
         return wrap(sampler.run([place(c, line, backend.num_qubits) for c in circuits], shots=shots), shots)
 
     def find(job_id, shots, tag):
+        from qiskit_ibm_runtime.exceptions import RuntimeJobNotFound
+
         if service is None:
             return None
-        jobs = [service.job(job_id)] if job_id else service.jobs(limit=1, backend_name=backend.name, job_tags=[tag])
-        return wrap(jobs[0], shots) if jobs else None
+        try:
+            jobs = [service.job(job_id)] if job_id else service.jobs(limit=None, backend_name=backend.name, job_tags=[tag])
+        except RuntimeJobNotFound:
+            return None
+        alive = [job for job in jobs if job.status() not in ("ERROR", "CANCELLED")]
+        return wrap(alive[0], shots) if alive else None
 
     return Device(backend.name, "device", calibration_time(backend), line, line_target(backend.target, line), submit, find)
 

@@ -219,20 +219,23 @@ def _run(missing: dict[str, HadamardTest], ledger: Ledger, device: Device, name:
     shots, known = ledger.settings["shots"], ledger.by_hash()
     transpiled = devices.transpile_all([circuit(test) for test in missing.values()], device.target, progress)
     texts = [qasm2.dumps(c) for c, _ in transpiled]
-    records, new = [], []
+    records, new = [], {}  # new: hash to place, for what really has to run
     for k, (key, test) in enumerate(missing.items()):
-        found, seen = text_hash(texts[k]), [c["hash"] for c in records]
+        sent, chosen_seed = transpiled[k]
+        found = text_hash(texts[k])
+        layout = [device.line[q] for q in sent.layout.initial_index_layout(filter_ancillas=True)]
         record = {
             "key": key,
             "hash": found,
             "label": test.label,
-            "transpiler_seed": transpiled[k][1],
-            "cz": transpiled[k][0].count_ops()["cz"],
+            "transpiler_seed": chosen_seed,
+            "cz": sent.count_ops()["cz"],
+            "layout": layout,
         }
-        layout = [device.line[q] for q in transpiled[k][0].layout.initial_index_layout(filter_ancillas=True)]
-        records.append(record | {"layout": layout, "counts": known.get(found)})
-        if found not in known and found not in seen:
-            new.append(k)
+        records.append(record | {"counts": known.get(found)})
+        if found not in known:
+            new.setdefault(found, k)
+    new = list(new.values())
     job = {
         "id": f"reused-{devices.job_tag(list(missing))}", "name": name, "backend": device.backend, "calibrated": device.calibrated,
         "seed": seed, "predicted_seconds": round(devices.quantum_seconds(len(new), shots), 1), "quantum_seconds": None,

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import textwrap
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -484,6 +485,30 @@ def test_ideal_noisy_and_real_device_share_one_path(noisy, ideal, tmp_path):
         value = overlaps.expectation(overlaps.run_tests([test], ledger, device, "one"))[0]
         assert abs(value - test.ideal) < 0.15 * abs(test.ideal) + 5 / np.sqrt(SHOTS)
         assert ledger.jobs[0]["id"] and open_ledger(ledger.path).counts([test.identity]).sum() == SHOTS
+
+
+class Service:
+    """Jobs by id, as IBM's service keeps them."""
+
+    def __init__(self, **states):
+        self.states = states
+
+    def job(self, name):
+        from qiskit_ibm_runtime.exceptions import RuntimeJobNotFound
+
+        if name not in self.states:
+            raise RuntimeJobNotFound("no such job")
+        return SimpleNamespace(job_id=lambda: name, status=lambda: self.states[name])
+
+    def jobs(self, limit, backend_name, job_tags):
+        return [self.job(name) for name in self.states if job_tags == ["tag"]]
+
+
+def test_failed_jobs_are_not_waited_for(backend, noisy):
+    find = devices.runtime_device(backend, Service(a="ERROR", b="CANCELLED", c="QUEUED", d="DONE"), noisy.line).find
+    assert [find(name, SHOTS, "") is None for name in "abcdx"] == [True, True, False, False, True]
+    assert find(None, SHOTS, "tag").id == "c" and find(None, SHOTS, "other") is None
+    assert devices.runtime_device(backend, None, noisy.line).find("c", SHOTS, "tag") is None
 
 
 def test_no_account_is_said_with_what_to_do(tmp_path, monkeypatch):
