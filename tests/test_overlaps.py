@@ -517,7 +517,7 @@ def test_no_account_is_said_with_what_to_do(tmp_path, monkeypatch):
     for name in ("QISKIT_IBM_TOKEN", "QISKIT_IBM_URL", "QISKIT_IBM_CHANNEL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(management, "_DEFAULT_ACCOUNT_CONFIG_JSON_FILE", str(tmp_path / "none.json"))
-    with pytest.raises(ValueError, match=r"no IBM Quantum account .* save_account\(token="):
+    with pytest.raises(ValueError, match=r"no IBM Quantum account .*save_account\(token="):
         devices.connect()
 
 
