@@ -18,10 +18,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from qiskit import ClassicalRegister, QuantumCircuit, QuantumRegister, transpile
-from qiskit.circuit.library import Initialize, StatePreparation, UCRYGate, UnitaryGate
+from qiskit.circuit.library import StatePreparation, UCRYGate, UnitaryGate
 from qiskit.quantum_info import Operator, Statevector
 
-from .corpus import LABELS, Encoded, collate
+from .corpus import Encoded, collate
 from .models import COHERENT_HEADS, MODES, OUTCOMES, QUBITS, REGIONS, Brickwall, CoherentLayer
 
 MODE_QUBITS, HEAD_QUBITS = 5, 2
@@ -245,19 +245,6 @@ def in_basis(parts: list[Stage], seed: int = 0) -> list[Stage]:
     return [Stage(s.name, transpile(s.circuit, **options), s.registers) for s in parts]
 
 
-def folded(parts: list[Stage]) -> list[Stage]:
-    """Every preparation as one initialisation and every map as one unitary: far fewer and larger operations, for a simulator."""
-    out = []
-    for part in parts:
-        circuit = QuantumCircuit(part.circuit.num_qubits)
-        if part.name in ("query", "keys", "values"):
-            circuit.append(Initialize(Statevector(part.circuit)), circuit.qubits)
-        else:
-            circuit.append(UnitaryGate(Operator(part.circuit), check_input=False), circuit.qubits)
-        out.append(Stage(part.name, circuit, part.registers) if part.name in ("query", "keys", "values", "heads", "readout") else part)
-    return out
-
-
 def cnots(parts: list[Stage]) -> dict[str, int]:
     """CNOTs of every part that `in_basis` gave, and their `total`."""
     counts = {s.name: s.circuit.count_ops().get("cx", 0) for s in parts}
@@ -325,8 +312,38 @@ def statevector(circuit: QuantumCircuit, fusion: bool = False) -> np.ndarray:
 
     run = circuit.copy()
     run.save_statevector()
-    simulator = AerSimulator(method="statevector", precision="double", fusion_enable=fusion, max_parallel_threads=torch.get_num_threads())
+    simulator = AerSimulator(
+        method="statevector", precision="double", fusion_enable=fusion, max_parallel_threads=torch.get_num_threads()
+    )
     return np.asarray(simulator.run(run).result().get_statevector(run))
+
+
+def folded_state(parts: list[Stage]) -> np.ndarray:
+    """The same state with every preparation and every map folded into one vector or matrix; the few gates between them one by one."""
+    circuit = assemble(parts)
+    n = circuit.num_qubits
+    place = {r.name: [circuit.find_bit(q).index for q in r] for r in circuit.qregs}
+    psi, order = np.ones(()), []
+    for part in parts[:3]:
+        psi = np.multiply.outer(psi, Statevector(part.circuit).data.reshape([2] * part.circuit.num_qubits))
+        order += [q for r in part.registers for q in place[r]][::-1]
+    for q in sorted(set(range(n)) - set(order)):
+        psi, order = np.multiply.outer(psi, [1.0, 0.0]), [*order, q]
+    psi = psi.transpose([order.index(q) for q in reversed(range(n))])  # axis k is qubit n - 1 - k
+
+    def act(psi: np.ndarray, matrix: np.ndarray, qubits: list[int]) -> np.ndarray:
+        axes, front = [n - 1 - q for q in reversed(qubits)], list(range(len(qubits)))
+        moved = np.moveaxis(psi, axes, front)
+        return np.moveaxis((matrix @ moved.reshape(len(matrix), -1)).reshape(moved.shape), front, axes)
+
+    for part in parts[3:]:
+        qubits = [q for r in part.registers for q in place[r]]
+        if part.name in ("heads", "readout"):
+            psi = act(psi, Operator(part.circuit).data, qubits)
+        else:
+            for step in part.circuit.data:
+                psi = act(psi, Operator(step.operation).data, [qubits[part.circuit.find_bit(q).index] for q in step.qubits])
+    return psi.ravel()
 
 
 def contract(parts: list[Stage]) -> Reading:
@@ -336,7 +353,6 @@ def contract(parts: list[Stage]) -> Reading:
     """
     part = {s.name: s.circuit for s in parts}
     row = lambda c: Statevector(c.inverse()).data.conj()  # noqa: E731
-    ancilla = {name: part[name].num_qubits > QUBITS for name in ("heads", "readout")}
 
     def through(state: np.ndarray, name: str) -> np.ndarray:
         padded = np.zeros(2 ** part[name].num_qubits, complex)
@@ -353,7 +369,9 @@ def contract(parts: list[Stage]) -> Reading:
     return _reading(through(z.ravel(), "readout"))
 
 
-def sample(classes_or_state: np.ndarray, shots: int, generator: np.random.Generator) -> np.ndarray:
-    """Indices of `shots` measurements of all qubits of a state, by its probabilities."""
-    weights = np.cumsum(np.abs(classes_or_state) ** 2)
+def sample(state: np.ndarray, shots: int, generator: np.random.Generator) -> np.ndarray:
+    """Basis states (shots,) that a measurement of all qubits gives, as indices of `state`."""
+    if shots < 1:
+        raise ValueError(f"shots: expected at least 1, got {shots}")
+    weights = np.cumsum(np.abs(state) ** 2)
     return np.searchsorted(weights, generator.random(shots) * weights[-1], side="right")

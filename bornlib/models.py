@@ -316,7 +316,10 @@ class RealTransformer(nn.Module):
 @functools.cache
 def pauli_products() -> Tensor:
     """The 15 products of two Pauli matrices other than 1 x 1, real and imaginary parts: (2, 15, 16)."""
-    one = [torch.tensor(m, dtype=torch.complex64) for m in ([[1, 0], [0, 1]], [[0, 1], [1, 0]], [[0, -1j], [1j, 0]], [[1, 0], [0, -1]])]
+    one = [
+        torch.tensor(m, dtype=torch.complex64)
+        for m in ([[1, 0], [0, 1]], [[0, 1], [1, 0]], [[0, -1j], [1j, 0]], [[1, 0], [0, -1]])
+    ]
     products = torch.stack([torch.kron(a, b).flatten() for a, b in itertools.product(one, one)][1:])
     return torch.stack([products.real, products.imag])
 
@@ -384,14 +387,17 @@ class CoherentLayer(nn.Module):
         """M (128, 32): the rows of head h are M_h."""
         if isinstance(self.heads, ComplexLinear):
             return self.heads.matrix
-        plus = torch.eye(MODES, dtype=self.position.dtype, device=self.position.device).repeat(COHERENT_HEADS, 1) * COHERENT_HEADS**-0.5
-        return self.heads(torch.complex(plus, torch.zeros_like(plus)))
+        return self.heads(self._identity(MODES).repeat(COHERENT_HEADS, 1) * COHERENT_HEADS**-0.5)  # of |+>^2
 
     def readout_map(self) -> Tensor:
         """U (128, 128)."""
         if isinstance(self.readout, ComplexLinear):
             return self.readout.matrix
-        return self.readout(torch.eye(OUTCOMES, dtype=torch.complex64, device=self.position.device).to(torch.complex(self.phase, self.phase)))
+        return self.readout(self._identity(OUTCOMES))
+
+    def _identity(self, size: int) -> Tensor:
+        one = torch.eye(size, dtype=self.phase.dtype, device=self.phase.device)
+        return torch.complex(one, torch.zeros_like(one))
 
     def amplitudes(self, x: Tensor) -> Tensor:
         """y (128, B) from complex slots (B, 1 + L, 32)."""

@@ -21,6 +21,7 @@ from .corpus import FULL_TRAIN_SIZE, PAD_ID, SEP_ID, UNK_ID, Batches, Pair, Voca
 from .models import COHERENT, NAMES, Model, build
 
 FORMAT = "bornlib-checkpoint-1"
+COHERENT_EPOCHS = 10  # paper Tables 4 and 9: the coherent layer trains half as long as the others
 
 # collections of training pairs that are not known to have picked pairs by difficulty (data section of the README)
 UNSELECTED_SOURCES = frozenset(
