@@ -78,7 +78,7 @@ def _attention(ax, attention, title):
 def _readings(ax, readings, title):
     values = readings[0].numpy()
     limit = np.quantile(np.abs(values), 0.99)
-    _image(ax, values, title, cmap="PuOr", vmin=-limit, vmax=limit)
+    _image(ax, values, title, cmap="PuOr_r", vmin=-limit, vmax=limit)
     ax.set_xlabel("170 channels", fontsize=7, labelpad=2)
 
 
