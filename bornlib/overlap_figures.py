@@ -116,8 +116,9 @@ def draw_needs(panels: Sequence[Mapping], width: float = 7.5) -> plt.Figure:
     A panel has `x`, `xlabel`, `series` (name to shares, each (mean, low, high) arrays over x) and `need`, the x where the top word is right in 95 %.
     """
     colours = {"top word": DEVICE, "top 3 words": MODEL_COLOURS["poly"], "answer": PULSE}
-    figure, axes = plt.subplots(1, len(panels), figsize=(width, 2.7), sharey=True)
-    for ax, panel in zip(axes, panels, strict=True):
+    rows = -(-len(panels) // 2)
+    figure, axes = plt.subplots(rows, 2, figsize=(width, 2.3 * rows), sharey=True)
+    for ax, panel in zip(axes.flat, panels, strict=True):
         for name, (mean, low, high) in panel["series"].items():
             ax.plot(panel["x"], mean, "o-", color=colours[name], markersize=3, lw=1.2, label=name)
             ax.fill_between(panel["x"], low, high, color=colours[name], alpha=0.15, lw=0)
@@ -125,8 +126,9 @@ def draw_needs(panels: Sequence[Mapping], width: float = 7.5) -> plt.Figure:
         if panel["need"] is not None:
             ax.axvline(panel["need"], color=DEVICE, lw=0.8, ls=(0, (1, 2)))
         ax.set(xscale="log", xlabel=panel["xlabel"], ylim=(0.3, 1.02))
-    axes[0].set_ylabel("share of pairs right")
-    axes[0].legend(loc="lower right")
+    for ax in axes[:, 0]:
+        ax.set_ylabel("share right")
+    axes[0, 0].legend(loc="lower right")
     return figure
 
 

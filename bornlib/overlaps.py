@@ -323,25 +323,32 @@ def fixed(errors: Sequence[Tensor | None]) -> Measure:
 
 
 def hadamard_noise(
-    shots: int | None, generator: torch.Generator, visibility: float = 1.0, spread: float = 0.0, offset: float = 0.0
+    shots: int | None,
+    generator: torch.Generator,
+    visibility: float = 1.0,
+    spread: float = 0.0,
+    offset: float = 0.0,
+    calibrated: float = 1.0,
 ) -> Measure:
     """Reads every overlap by a Hadamard test of `shots` shots (None: infinitely many): what Table 7 simulates, vectorised.
 
     The expectation of a circuit is v w + offset, v drawn once a circuit from a normal distribution (`visibility`, `spread`); `offset` is what an
-    asymmetric readout adds. Every call draws anew.
+    asymmetric readout adds. What is counted is divided by `calibrated`, the visibility that a calibration found. Every call draws anew.
     """
     if shots is not None and shots < 1:
         raise ValueError(f"shots: expected at least 1, or None for no shot noise, got {shots}")
     if spread < 0:
         raise ValueError(f"spread: expected at least 0, got {spread}")
+    if not calibrated > 0:
+        raise ValueError(f"calibrated: expected a visibility above 0, got {calibrated}")
 
     def measure(block: int, w: Tensor) -> Tensor:
         v = visibility + spread * torch.randn(w.shape, generator=generator, dtype=w.dtype) if spread else visibility
         mean = (v * w + offset).clamp(-1, 1)
-        if shots is None:
-            return mean
-        zeros = torch.binomial(torch.full_like(mean, shots), (1 + mean) / 2, generator=generator)
-        return 2 * zeros / shots - 1
+        if shots is not None:
+            zeros = torch.binomial(torch.full_like(mean, shots), (1 + mean) / 2, generator=generator)
+            mean = 2 * zeros / shots - 1
+        return mean / calibrated
 
     return measure
 
@@ -392,7 +399,8 @@ def measured_evidence(
 
     Along the path t x each overlap keeps the error of its reading at t = 1, relative to its norms: <q|k>(t) + |q(t)| |k(t)| error, the row
     sums held at what was read. In the first block this is what a device would find at every t, since there no normalised overlap depends
-    on t; in the second it says that a reading is as good at t as at 1. The sum is complete for the probability that was read.
+    on t; in the second it says that a reading is as good at t as at 1. The sum is complete for the probability that was read. A visibility below 1
+    is an error like any other here (a word's derivative does not see it), so readings are to be divided by the calibrated visibility.
     """
     reading = measured_model(model, fixed(errors))
     return evidence.word_evidence(reading, [encoded], targets=None if target is None else [target], nodes=NODES)[0]
@@ -435,14 +443,22 @@ class PairRun:
     readings: list[Reading]
     tests: list[list[HadamardTest]] = field(default_factory=list)
 
-    def errors(self) -> list[Tensor]:
-        """Errors (1, H, 2, n, n) of each block's normalised overlaps."""
-        return [torch.from_numpy(r.values - r.ideal).unsqueeze(0) for r in self.readings]
+    def errors(self, visibility: float = 1.0) -> list[Tensor]:
+        """Errors (1, H, 2, n, n) of each block's normalised overlaps, readings divided by a calibrated `visibility`.
 
-    def redrawn_errors(self, seed: int, size: int) -> list[Tensor]:
+        Answers do not depend on it, since it cancels in the row sums; evidence does.
+        """
+        return [torch.from_numpy(r.values / visibility - r.ideal).unsqueeze(0) for r in self.readings]
+
+    def redrawn_errors(self, seed: int, size: int, visibility: float = 1.0) -> list[Tensor]:
         """As `errors`, (size, H, 2, n, n), each circuit's shots drawn again; the exact inputs of the circuits stay."""
         rng = np.random.default_rng(seed)
-        return [torch.from_numpy(r.redrawn(rng, size) - r.ideal) for r in self.readings]
+        return [torch.from_numpy(r.redrawn(rng, size) / visibility - r.ideal) for r in self.readings]
+
+    def visibility(self) -> tuple[float, float]:
+        """Mean visibility over the calibration circuits of all blocks, and its standard error."""
+        found = [r.visibility() for r in self.readings]
+        return float(np.mean([v for v, _ in found])), float(np.linalg.norm([e for _, e in found]) / len(found))
 
 
 @torch.no_grad()

@@ -601,6 +601,17 @@ def test_evidence_with_measured_overlaps_sums_to_the_measured_probability(model)
     assert np.abs(found.values - exact.values).max() > 1e-6
 
 
+def test_evidence_needs_the_visibility_that_answers_do_not(model):
+    exact = evidence.word_evidence(model, [PAIRS[0]])[0]
+    dim, calibrated = hadamard_noise(None, torch.Generator(), 0.8), hadamard_noise(None, torch.Generator(), 0.8, calibrated=0.8)
+    found = [overlaps.read_evidence(model, [exact], noise)[0] for noise in (dim, calibrated)]
+    assert abs(found[0].score - exact.score) < 1e-12, "the answer's probability is the same"
+    assert np.abs(found[0].values - exact.values).max() > 1e-4
+    np.testing.assert_allclose(found[1].values, exact.values, atol=1e-9)
+    with pytest.raises(ValueError, match="calibrated: expected a visibility above 0"):
+        hadamard_noise(10, torch.Generator(), calibrated=0.0)
+
+
 def test_more_shots_bring_the_evidence_nearer(model):
     exact = evidence.word_evidence(model, [PAIRS[2]])[0]
     distance = []
@@ -633,7 +644,8 @@ def test_a_run_with_very_many_shots_gives_the_models_answer(model, monkeypatch):
     exact = overlaps.probabilities(model, [PAIRS[0]])[0]
     for blocks in ((0, 1), (0,), (1,), ()):
         np.testing.assert_allclose(overlaps.answer(model, run, blocks), exact, atol=1e-6)
-    np.testing.assert_allclose(run.readings[1].visibility()[0], 1, atol=1e-8)
+    np.testing.assert_allclose([run.readings[1].visibility()[0], run.visibility()[0]], 1, atol=1e-8)
+    np.testing.assert_allclose(run.errors(0.5)[0][0], 2 * run.readings[0].values - run.readings[0].ideal)
     assert overlaps.run_pair(model, PAIRS[0], ledger=None, calibrate=False).readings[0].calibration is None
 
 
