@@ -59,13 +59,21 @@ examples:
 
 --model takes born, poly, softmax or an ablation (the shipped weights of --seed), or a checkpoint file. The evidence of
 born and poly is exact; of the others integrated gradients of the class logit are shown.""",
+    "device": """\
+examples:
+  python -m bornlib device "Men play hockey ." "Aliens play"                          on the noise model of five of ibm_kingston's qubits
+  python -m bornlib device "Men play hockey ." "Aliens play" --without 5              with a slot deleted (the first is 0)
+  python -m bornlib device "Men play hockey ." "Aliens play" --backend ibm_kingston   what it would cost; nothing is sent
+  python -m bornlib device "Men play hockey ." "Aliens play" --backend ibm_kingston --submit
+
+A run that was stopped goes on where it was: submitted jobs are fetched by their id, and circuits that the ledger holds are not run again.""",
 }
 
 
 # ---------------------------------------------------------------------------------------------- arguments
 def parser() -> argparse.ArgumentParser:
     """The whole command line."""
-    from .models import NAMES
+    from .models import COHERENT, NAMES
     from .profiles import PROFILES
     from .training import Recipe
 
@@ -89,7 +97,7 @@ def parser() -> argparse.ArgumentParser:
     for field in dataclasses.fields(Recipe):
         flag, default = "--" + field.name.replace("_", "-"), field.default
         if field.name == "model":
-            train.add_argument(flag, choices=NAMES, default="born", help="which model (default: born)")
+            train.add_argument(flag, choices=NAMES + COHERENT, default="born", help="which model (default: born)")
         elif isinstance(default, bool):
             text = "with a field per sentence" if field.name == "sentence_field" else "on or off"
             train.add_argument(flag, action=argparse.BooleanOptionalAction, default=default, help=text)
@@ -97,7 +105,7 @@ def parser() -> argparse.ArgumentParser:
             train.add_argument("--unselected", dest="part", action="store_const", const="unselected", default="all", help="train on the unselected part")
         else:
             kind = int if default is None else type(default)
-            unset = {"epochs": "16 for softmax, else 8", "train_size": "all pairs"}
+            unset = {"epochs": "16 for softmax, 10 for the coherent layer, else 8", "train_size": "all pairs"}
             text = f"default: {unset[field.name] if default is None else default}"
             train.add_argument(flag, type=kind, default=default, metavar=kind.__name__.upper(), help=text)
     train.add_argument("--profile", choices=PROFILES, help="corpus: quick is the mini corpus, else e-SNLI")
@@ -133,6 +141,16 @@ def parser() -> argparse.ArgumentParser:
     explain.add_argument("--json", action="store_true", help="print one JSON object")
     explain.add_argument("--html", type=Path, metavar="FILE", help="also write a self-contained page")
     explain.add_argument("--png", type=Path, metavar="FILE", help="also write a figure")
+
+    device = add(commands, "device", "read a pair's attention by Hadamard tests: simulated, or on a real quantum computer")
+    device.add_argument("premise")
+    device.add_argument("hypothesis")
+    device.add_argument("--without", type=int, action="append", default=[], metavar="SLOT", help="delete this slot first (may be repeated)")
+    device.add_argument("--backend", default="fake_kingston", help="fake_kingston (default), ideal, or a real device such as ibm_kingston")
+    device.add_argument("--shots", type=int, default=2000, help="shots per circuit (default: 2000)")
+    device.add_argument("--seed", type=int, default=0, help="seed of simulated shots (default: 0)")
+    device.add_argument("--ledger", type=Path, metavar="FILE", help="where circuits and counts are kept (default: runs/ledger/BACKEND.json)")
+    device.add_argument("--submit", action="store_true", help="really run on a real device, which spends its quantum seconds")
     return root
 
 
@@ -289,7 +307,39 @@ def run_explain(options) -> int:
     return 0
 
 
-COMMANDS = {"data": run_data, "train": run_train, "evaluate": run_evaluate, "reproduce": run_reproduce, "explain": run_explain}
+def run_device(options) -> int:
+    import numpy as np
+
+    from . import devices, explorer, overlaps
+    from .corpus import LABELS, ROOT
+    from .ledger import open_ledger
+
+    model, vocabulary, _ = explorer.open_model("born", 0)
+    encoded = explorer.encode(options.premise, options.hypothesis, vocabulary)
+    if any(not 0 <= slot < len(encoded.ids) for slot in options.without):
+        raise ValueError(f"without: expected slots in 0..{len(encoded.ids) - 1}, got {options.without}")
+    encoded = encoded.without(options.without)
+    slots, real = len(encoded.ids) + 1, options.backend not in ("fake_kingston", "ideal")
+    circuits = overlaps.circuits_of(slots)
+    seconds = 2 * devices.quantum_seconds(circuits, options.shots)
+    print(f"{slots} slots: 2 jobs of {circuits} circuits, {options.shots} shots each; on a Heron device at most {seconds:.0f} quantum seconds")
+    if real and not options.submit:
+        print(f"nothing was submitted; add --submit to run this on {options.backend}")
+        return 0
+    path = options.ledger or ROOT / "runs" / "ledger" / f"{options.backend}.json"
+    line = open_ledger(path).settings["line"] if path.exists() else None
+    device = devices.connect(options.backend, line) if real else devices.simulator(noisy=options.backend != "ideal", line=line)
+    name = " ".join(encoded.tokens)
+    run = overlaps.run_pair(model, encoded, open_ledger(path, device.settings(options.shots)), device, name, seed=options.seed, progress=True)
+    exact, read = overlaps.probabilities(model, [encoded])[0], overlaps.answer(model, run)
+    low, high = np.quantile(overlaps.redrawn_answers(model, run), [0.025, 0.975], axis=0)
+    rows = [(LABELS[c], f"{exact[c]:.3f}", f"{read[c]:.3f}", f"{low[c]:.3f} to {high[c]:.3f}") for c in range(len(LABELS))]
+    print_table(("class", "exact", device.kind, "95 % of shots redrawn"), rows)
+    print(f"ledger: {path}")
+    return 0
+
+
+COMMANDS = {"data": run_data, "train": run_train, "evaluate": run_evaluate, "reproduce": run_reproduce, "explain": run_explain, "device": run_device}
 
 
 def check_writable(path: Path) -> None:

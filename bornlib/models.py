@@ -1,4 +1,4 @@
-"""The Born Transformer, its softmax and polynomial siblings and their ablations (paper Figure 2, Tables 3 and 8).
+"""The Born Transformer, its softmax and polynomial siblings, their ablations and the coherent layer (paper Figure 2, Tables 3, 4 and 8).
 
 Every model maps *fields*, one vector of 64 reals per slot, to three *scores*. Letters in shape
 comments: B pairs, L slots, H heads, C = 64 reals of a slot, M = 32 complex modes (C = 2M, real
@@ -10,6 +10,8 @@ nothing, stays zero through every layer and so needs no mask.
 
 from __future__ import annotations
 
+import functools
+import itertools
 from dataclasses import dataclass, field
 
 import torch
@@ -22,6 +24,11 @@ MODES, CHANNELS, HEADS, BLOCKS = 32, 170, 2, 2  # paper Table 8
 PIXELS = 64  # camera pixels per class region; chosen so that 98,645 parameters lie outside the embedding
 WIDTH, GELU_WIDTH = 64, 256  # paper Table 8
 NAMES = ("born", "softmax", "poly", "poly-gelu", "poly-softmax", "poly-softmax-gelu")
+COHERENT = ("coherent", "coherent-readout", "coherent-brickwall")  # paper Table 4, in its order
+QUBITS, LAYERS = 7, 18  # two qubits of heads, five of modes; 18 layers a brickwall make the paper's 852 CNOTs
+COHERENT_HEADS = 4  # paper Table 8
+OUTCOMES = 2**QUBITS
+REGIONS = (43, 43, 42)  # outcomes of a class, in order: 128 is no multiple of 3
 
 
 @dataclass
@@ -78,6 +85,28 @@ def measured_product(h: Tensor, first: ComplexLinear, second: ComplexLinear) -> 
     flat = h.reshape(-1, h.shape[-1])
     a, b, c, d = torch.bmm(flat.expand(4, *flat.shape), rows.transpose(1, 2))  # contiguous parts: 2x faster than chunks
     return (a * c - b * d).view(*h.shape[:-1], -1)
+
+
+# ------------------------------------------------------------------------------------- complex fields
+def word_fields(model: nn.Module, ids: Tensor, sentence: Tensor) -> Tensor:
+    """e^{i phi_i} (E[w_i] + f_i + s) per slot (B, L, C), zero at padding, from a model's embedding, position, phase and sentence."""
+    L = ids.shape[1]
+    x = F.embedding(ids, model.embedding) + model.position[:L] + F.embedding(sentence, model.sentence)
+    re, im = x.chunk(2, -1)
+    cos, sin = model.phase[:L].cos().unsqueeze(-1), model.phase[:L].sin().unsqueeze(-1)
+    x = torch.cat([cos * re - sin * im, sin * re + cos * im], -1)
+    return x * (ids != PAD_ID).unsqueeze(-1)
+
+
+def with_reference(model: nn.Module, x: Tensor) -> Tensor:
+    """The reference gamma * r before the word fields: (B, L, C) to (B, 1 + L, C)."""
+    return torch.cat([(model.reference_gain * model.reference).expand(x.shape[0], 1, -1), x], 1)
+
+
+def log_shares(intensities: Tensor) -> Tensor:
+    """Log-probabilities (B, 3) from N_c, defined also where no light arrives."""
+    n = intensities.clamp_min(1e-30)
+    return n.log() - n.sum(-1, keepdim=True).log()
 
 
 # ------------------------------------------------------------------------------------- Born Transformer
@@ -142,16 +171,11 @@ class BornTransformer(nn.Module):
 
     def fields(self, ids: Tensor, sentence: Tensor) -> Tensor:
         """Word fields (B, L, C) without the reference; zero at padding."""
-        L = ids.shape[1]
-        x = F.embedding(ids, self.embedding) + self.position[:L] + F.embedding(sentence, self.sentence)
-        re, im = x.chunk(2, -1)
-        cos, sin = self.phase[:L].cos().unsqueeze(-1), self.phase[:L].sin().unsqueeze(-1)
-        x = torch.cat([cos * re - sin * im, sin * re + cos * im], -1)
-        return x * (ids != PAD_ID).unsqueeze(-1)
+        return word_fields(self, ids, sentence)
 
     def enter(self, x: Tensor) -> Tensor:
         """The reference before the word fields: (B, L, C) to (B, 1 + L, C)."""
-        return torch.cat([(self.reference_gain * self.reference).expand(x.shape[0], 1, -1), x], 1)
+        return with_reference(self, x)
 
     def evolve(self, x: Tensor, held: Trace | None = None, trace: Trace | None = None, start: int = 0) -> Tensor:
         """Fields after all blocks, reference first: (B, L, C) to (B, 1 + L, C). `start` as in `scores`."""
@@ -181,8 +205,7 @@ class BornTransformer(nn.Module):
 
     def forward(self, ids: Tensor, sentence: Tensor) -> Tensor:
         """Log-probabilities (B, 3)."""
-        n = self.intensities(self.evolve(self.fields(ids, sentence))).clamp_min(1e-30)
-        return n.log() - n.sum(-1, keepdim=True).log()
+        return log_shares(self.intensities(self.evolve(self.fields(ids, sentence))))
 
 
 # ------------------------------------------------------------------------------------- real models
@@ -289,14 +312,126 @@ class RealTransformer(nn.Module):
         return self.scores(self.fields(ids, sentence), ids != PAD_ID).log_softmax(-1)
 
 
-Model = BornTransformer | RealTransformer
+# ------------------------------------------------------------------------------------- coherent attention layer
+@functools.cache
+def pauli_products() -> Tensor:
+    """The 15 products of two Pauli matrices other than 1 x 1, real and imaginary parts: (2, 15, 16)."""
+    one = [
+        torch.tensor(m, dtype=torch.complex64)
+        for m in ([[1, 0], [0, 1]], [[0, 1], [1, 0]], [[0, -1j], [1j, 0]], [[1, 0], [0, -1]])
+    ]
+    products = torch.stack([torch.kron(a, b).flatten() for a, b in itertools.product(one, one)][1:])
+    return torch.stack([products.real, products.imag])
+
+
+class Brickwall(nn.Module):
+    """SU(4) gates on neighbouring qubits of seven, three a layer, alternately from the first and from the second qubit.
+
+    A gate is exp(i sum_k angle_k P_k) over the 15 products of Pauli matrices: `angles` (18, 3, 15).
+    The first qubit is the most significant digit of a mode's index.
+    """
+
+    def __init__(self, generator: torch.Generator):
+        super().__init__()
+        self.angles = nn.Parameter(torch.randn(LAYERS, QUBITS // 2, 15, generator=generator) * 0.3)
+
+    def gates(self) -> Tensor:
+        """The unitaries (18, 3, 4, 4) in the order in which they act."""
+        re, im = (self.angles @ part for part in pauli_products().to(self.angles))
+        return torch.linalg.matrix_exp(torch.complex(-im, re).view(*self.angles.shape[:2], 4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Every gate on the columns of x (128, columns)."""
+        layers = torch.einsum("lab,lcd,lef->lacebdf", *self.gates().unbind(1)).reshape(LAYERS, 64, 64)
+        for k, layer in enumerate(layers.unbind()):
+            x = layer @ x.reshape(64, -1) if k % 2 == 0 else layer @ x.reshape(2, 64, -1)
+            x = x.reshape(OUTCOMES, -1)
+        return x
+
+
+class CoherentLayer(nn.Module):
+    """One attention layer that is one circuit (paper Tables 4, 6 and 8, Figure 6); scores are the class probabilities.
+
+    s = sum_j x_j, four heads m_h = M_h s, c_jh = <x_j|m_h>, z_h = sum_j c_jh x_j, y = U z of 128 outcomes,
+    P_c = sum of |y_k|^2 over the outcomes of class c, over their total. Slot 0 holds the reference.
+    `coherent` has dense M and U, `coherent-readout` a brickwall U, `coherent-brickwall` brickwalls for both:
+    then M_h s = <h| U_M (|+>^2 x s). Mode h * 32 + k is mode k of head h.
+    """
+
+    score_unit = "probability"
+    degree = 6  # z is cubic in the slots, the measurement squares it
+
+    def __init__(self, kind: str, vocabulary_size: int, generator: torch.Generator):
+        super().__init__()
+        self.kind = kind
+        unit = (2 * MODES) ** -0.5
+        self.embedding = nn.Parameter(torch.randn(vocabulary_size, 2 * MODES, generator=generator) * unit)
+        self.position = nn.Parameter(torch.randn(MAX_TOKENS, 2 * MODES, generator=generator) * unit)
+        self.phase = nn.Parameter(torch.zeros(MAX_TOKENS))
+        self.sentence = nn.Parameter(torch.randn(2, 2 * MODES, generator=generator) * unit)
+        self.reference = nn.Parameter(torch.randn(2 * MODES, generator=generator) * unit)
+        self.reference_gain = nn.Parameter(torch.ones(()))
+        brick_heads, brick_readout = kind == "coherent-brickwall", kind != "coherent"
+        self.heads = Brickwall(generator) if brick_heads else ComplexLinear(MODES, OUTCOMES, generator)
+        self.readout = Brickwall(generator) if brick_readout else ComplexLinear(OUTCOMES, OUTCOMES, generator)
+
+    def fields(self, ids: Tensor, sentence: Tensor) -> Tensor:
+        """Word fields (B, L, C) without the reference; zero at padding."""
+        return word_fields(self, ids, sentence)
+
+    def slots(self, ids: Tensor, sentence: Tensor) -> Tensor:
+        """Complex slots (B, 1 + L, 32), the reference first."""
+        return torch.complex(*with_reference(self, self.fields(ids, sentence)).chunk(2, -1))
+
+    def head_map(self) -> Tensor:
+        """M (128, 32): the rows of head h are M_h."""
+        if isinstance(self.heads, ComplexLinear):
+            return self.heads.matrix
+        return self.heads(self._identity(MODES).repeat(COHERENT_HEADS, 1) * COHERENT_HEADS**-0.5)  # of |+>^2
+
+    def readout_map(self) -> Tensor:
+        """U (128, 128)."""
+        if isinstance(self.readout, ComplexLinear):
+            return self.readout.matrix
+        return self.readout(self._identity(OUTCOMES))
+
+    def _identity(self, size: int) -> Tensor:
+        one = torch.eye(size, dtype=self.phase.dtype, device=self.phase.device)
+        return torch.complex(one, torch.zeros_like(one))
+
+    def amplitudes(self, x: Tensor) -> Tensor:
+        """y (128, B) from complex slots (B, 1 + L, 32)."""
+        m = (x.sum(1) @ self.head_map().T).view(-1, COHERENT_HEADS, MODES)
+        z = (m @ x.mH) @ x  # c_jh = <x_j|m_h>, then its sum over the slots
+        z = z.reshape(-1, OUTCOMES).T
+        return self.readout(z) if isinstance(self.readout, Brickwall) else self.readout.matrix @ z
+
+    def intensities(self, x: Tensor) -> Tensor:
+        """N_c (B, 3) from complex slots."""
+        y = torch.view_as_real(self.amplitudes(x)).square().sum(-1)
+        return torch.stack([part.sum(0) for part in y.split(REGIONS)], -1)
+
+    def scores(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Class probabilities (B, 3) from word fields (B, L, C). `mask` is not needed."""
+        n = self.intensities(torch.complex(*with_reference(self, x).chunk(2, -1)))
+        total = n.sum(-1, keepdim=True)
+        return n / total.masked_fill(total == 0, 1.0)
+
+    def forward(self, ids: Tensor, sentence: Tensor) -> Tensor:
+        """Log-probabilities (B, 3)."""
+        return log_shares(self.intensities(self.slots(ids, sentence)))
+
+
+Model = BornTransformer | RealTransformer | CoherentLayer
 
 
 def build(kind: str, vocabulary_size: int, seed: int = 0) -> Model:
-    """A model of one of `NAMES` with weights drawn from `seed`."""
-    if kind not in NAMES:
-        raise ValueError(f"model: expected one of {NAMES}, got {kind!r}")
+    """A model of one of `NAMES` or `COHERENT` with weights drawn from `seed`."""
+    if kind not in NAMES + COHERENT:
+        raise ValueError(f"model: expected one of {NAMES + COHERENT}, got {kind!r}")
     generator = torch.Generator().manual_seed(seed)
+    if kind in COHERENT:
+        return CoherentLayer(kind, vocabulary_size, generator)
     if kind == "born":
         return BornTransformer(vocabulary_size, generator)
     return RealTransformer(kind, vocabulary_size, generator)

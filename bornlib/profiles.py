@@ -13,8 +13,8 @@ from filelock import FileLock
 
 from . import minicorpus
 from .corpus import ROOT, CorpusError, Split, Vocabulary, data_folder, load_split
-from .models import Model
-from .training import Recipe, load_checkpoint, save_checkpoint, train
+from .models import COHERENT, Model
+from .training import COHERENT_EPOCHS, Recipe, load_checkpoint, save_checkpoint, train
 
 PROFILES = ("quick", "full", "paper", "auto")
 CHECKPOINTS = ROOT / "data" / "checkpoints"
@@ -57,7 +57,7 @@ class Profile:
     def recipe(self, kind: str, seed: int = 0) -> Recipe:
         """The recipe for a model of this profile; `paper` is Table 9, `quick` a short run on the mini corpus."""
         if self.name == "paper":
-            return Recipe(kind, seed, epochs=20, word_dropout=0.1)
+            return Recipe(kind, seed, epochs=COHERENT_EPOCHS if kind in COHERENT else 20, word_dropout=0.1)
         return Recipe(kind, seed, epochs=6, word_dropout=0.0) if self.name == "quick" else Recipe(kind, seed)
 
     def model(self, kind: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> tuple[Model, Vocabulary, dict]:

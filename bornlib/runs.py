@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from .corpus import ROOT
-from .models import NAMES
+from .models import COHERENT, NAMES
 from .profiles import CHECKPOINTS, SEEDS, Profile, checkpoint_name
 from .training import Recipe, atomic_write, controls, save_checkpoint, train
 
@@ -31,7 +31,10 @@ def plan() -> dict[str, Recipe]:
     runs["unselected_poly_seed0"] = Recipe("poly", 0, part="unselected")
     for kind, points in SWEEP.items():
         runs |= {f"sweep_{kind}_seed0_{e}_{p}": Recipe(kind, 0, epochs=e, word_dropout=p) for e, p in points}
-    return runs
+    for kind in COHERENT:  # Table 4: ten epochs, three seeds of the all-brickwall layer; the dense one at twenty beside
+        seeds = SEEDS if kind == "coherent-brickwall" else (0,)
+        runs |= {f"ship_{kind}_seed{seed}": Recipe(kind, seed) for seed in seeds}
+    return runs | {f"long_coherent_seed{seed}": Recipe("coherent", seed, epochs=20) for seed in SEEDS}
 
 
 def finished(name: str) -> Path:
