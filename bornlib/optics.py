@@ -34,6 +34,7 @@ from .models import BLOCKS, CHANNELS, HEADS, MODES, PIXELS, BornTransformer, nor
 
 MAPS = ("query", "key", "value", "output", "first", "second", "third")  # of each block
 UNITARY = 1e-10  # largest defect |U* U - 1| that counts as rounding
+MOST_PHOTONS = 1e14  # a mean; single detectors see up to some thousand times as much, and counts must fit 63 bits
 NODES = 56  # of the path when every reading is noisy: quadrature error below 1e-10, far below any noise
 
 
@@ -157,7 +158,7 @@ def compile_matrices(matrices: Tensor, gain: Tensor | float | None = None) -> tu
     if not np.isfinite(w).all():
         raise ValueError("matrices: expected finite entries, got NaN or infinity")
     u, s, v = np.linalg.svd(w)
-    largest = torch.from_numpy(np.ascontiguousarray(s[..., 0]))
+    largest = torch.from_numpy(s)[..., 0]
     gain = (
         torch.where(largest == 0, 1.0, largest) if gain is None else torch.as_tensor(gain, dtype=torch.float64).expand_as(largest)
     )
@@ -428,8 +429,10 @@ def simulate(
     """
     if words.dim() != 3 or words.shape[-1] != MODES or not words.is_complex():
         raise ValueError(f"words: expected complex fields (pairs, slots, {MODES}), got {words.dtype} {tuple(words.shape)}")
-    if photons is not None and not (photons > 0 and generator is not None):
-        raise ValueError(f"photons: expected a positive number and a generator, got {photons!r} and {generator!r}")
+    if photons is not None and not (0 < photons <= MOST_PHOTONS and generator is not None):
+        raise ValueError(
+            f"photons: expected a number above 0, at most {MOST_PHOTONS:g}, and a generator, got {photons!r} and {generator!r}"
+        )
     B, L, _ = words.shape
     mask = words.detach().abs().sum(-1) > 0 if mask is None else mask
     lit = torch.cat([mask.new_ones(B, 1), mask], 1)

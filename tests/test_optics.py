@@ -261,7 +261,7 @@ def test_shot_noise_is_that_of_whole_photons():
 def test_noise_needs_its_generator_and_follows_it(model, device, pairs):
     words, mask = optics.word_fields(model, pairs)
     maps = optics.matrices(device)
-    for photons, generator in ((1e3, None), (0.0, seeded()), (-1.0, seeded())):
+    for photons, generator in ((1e3, None), (0.0, seeded()), (-1.0, seeded()), (math.inf, seeded()), (math.nan, seeded())):
         with pytest.raises(ValueError, match="photons"):
             optics.simulate(device, words, mask, photons, generator)
     with pytest.raises(ValueError, match="words: expected complex"):
@@ -365,10 +365,10 @@ def test_measured_evidence_tends_to_the_exact_one(model, device, pairs):
 
 
 def test_measured_evidence_does_not_depend_on_how_nodes_are_batched(model, device, pairs):
-    """Noise apart: with so much light that there is none, any batching gives the same."""
+    """Noise apart: with so much light that there is hardly any, node by node and all nodes at once give the same."""
     words = optics.word_fields(model, pairs[1:2])[0]
-    a, b = (optics.measured_evidence(device, words, 0, 1e22, seeded(), slots_a_pass=n)[0] for n in (1, 10_000))
-    assert np.abs(a - b).max() < 1e-8
+    a, b = (optics.measured_evidence(device, words, 0, 1e14, seeded(), slots_a_pass=n)[0] for n in (1, 10_000))
+    assert np.abs(a - b).max() < 1e-5 * np.abs(a).max()
 
 
 # ---------------------------------------------------------------------------------------------- accounts
