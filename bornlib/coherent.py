@@ -26,7 +26,7 @@ from .models import COHERENT_HEADS, MODES, OUTCOMES, QUBITS, REGIONS, Brickwall,
 
 MODE_QUBITS, HEAD_QUBITS = 5, 2
 STAGES = ("heads", "Bell", "pairing", "sum", "readout")  # what is post-selected, in order
-BASIS = ("u", "cx")
+BASIS = ("u", "cx")  # what CNOTs are counted in
 
 
 # ---------------------------------------------------------------------------------------------- from the model
@@ -239,10 +239,19 @@ def stages(slots: np.ndarray, maps: Maps, p: int | None = None) -> list[Stage]:
     ]
 
 
-def in_basis(parts: list[Stage], seed: int = 0) -> list[Stage]:
-    """Every part in single-qubit gates and CNOTs."""
-    options = {"basis_gates": list(BASIS), "optimization_level": 1, "seed_transpiler": seed}
-    return [Stage(s.name, transpile(s.circuit, **options), s.registers) for s in parts]
+def in_basis(parts: list[Stage], own_gates: bool = False, seed: int = 0) -> list[Stage]:
+    """Every part in single-qubit gates and CNOTs. `own_gates` leaves parts of one- and two-qubit gates as they are.
+
+    Splitting a two-qubit gate into CNOTs is good to some 1e-13 only.
+    """
+
+    def small(circuit: QuantumCircuit) -> bool:
+        return all(step.operation.num_qubits <= 2 for step in circuit.data)
+
+    def compiled(circuit: QuantumCircuit) -> QuantumCircuit:
+        return transpile(circuit, basis_gates=list(BASIS), optimization_level=1, seed_transpiler=seed)
+
+    return [s if own_gates and small(s.circuit) else Stage(s.name, compiled(s.circuit), s.registers) for s in parts]
 
 
 def cnots(parts: list[Stage]) -> dict[str, int]:
