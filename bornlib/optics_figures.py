@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,9 +13,9 @@ import numpy as np
 import torch
 
 from . import optics
-from .corpus import LABELS, Encoded
+from .corpus import LABELS, SEP, Encoded
 from .evidence import Evidence, word_evidence
-from .figures import INK, LABEL_COLOURS, draw_word_strip, escape, use_style
+from .figures import INK, LABEL_COLOURS, draw_word_strip, escape, use_style, word_layout
 from .models import BLOCKS, HEADS, PIXELS, BornTransformer
 
 ANSWER, WORD, RIGHT = "#0072B2", "#D55E00", "#222222"  # colours of the robustness study
@@ -46,8 +47,11 @@ def walk(device: optics.Device, model: BornTransformer, encoded: Encoded) -> Wal
 
 # ---------------------------------------------------------------------------------------------- panels
 def percent(share: float) -> str:
-    """A share of the light as text with two digits: `0.12 %`, `0.00018 %`."""
-    return f"{np.format_float_positional(100 * share, precision=2, fractional=False, trim='-')} %"
+    """A share of the light as text with two digits: `12 %`, `0.012 %`, `6.3 · 10⁻⁹`."""
+    if share >= 1e-4 or share == 0:
+        return f"{np.format_float_positional(100 * share, precision=2, fractional=False, trim='-')} %"
+    digits, power = f"{share:.1e}".split("e")
+    return f"{digits} · 10{str(int(power)).translate(str.maketrans('-0123456789', '⁻⁰¹²³⁴⁵⁶⁷⁸⁹'))}"
 
 
 def phase_colours(fields: np.ndarray, brightest: float) -> np.ndarray:
@@ -67,7 +71,7 @@ def _image(ax, picture, title, **options):
 def _fields(ax, fields, title, share=1.0):
     fields = fields[0].numpy()
     _image(ax, phase_colours(fields, np.quantile(np.abs(fields), 0.98)), title)
-    ax.set_xlabel("32 modes" if share == 1 else f"32 modes; light left: {percent(share)}", fontsize=7, labelpad=2)
+    ax.set_xlabel("32 modes" if share == 1 else f"32 modes; light left {percent(share)}", fontsize=7, labelpad=2)
 
 
 def _attention(ax, attention, title):
@@ -113,7 +117,8 @@ def draw_walk(walk: Walk, marks: Sequence[bool] | None = None, width: float = 7.
     """Figure 5: one pair stage by stage, top to bottom; `width` in inches. Best for short pairs: a row of a panel is a slot."""
     s, names = walk.stages, walk.slots
     high = max(0.85, 0.125 * len(names))
-    pitch, camera, strip = high + 0.62, 1.0, 0.48
+    lines = word_layout(walk.encoded.tokens, 72 * (width - 0.2), 8.5)[1]
+    pitch, camera, strip = high + 0.62, 1.0, 0.22 + 0.25 * lines
     total = 3 * pitch + camera + 0.72 + 2 * strip + 0.1
     figure = plt.figure(figsize=(width, total))
     figure.set_layout_engine("none")
@@ -126,20 +131,17 @@ def draw_walk(walk: Walk, marks: Sequence[bool] | None = None, width: float = 7.
     _fields(ax, s.fields, "Modulators: the fields")
     _words(ax, names, 7)
     _wheel(place(left + 1.95, top + 0.2, 0.62, 0.62))
-    sides = [
-        " ".join(t for t, side in zip(walk.encoded.tokens, walk.encoded.sentence, strict=True) if side == k and t != "<sep>")
-        for k in (0, 1)
+    tokens = list(zip(walk.encoded.tokens, walk.encoded.sentence, strict=True))
+    text = [
+        f"{name}: " + escape(" ".join(t for t, s in tokens if s == k and t != SEP))
+        for k, name in enumerate(("premise", "hypothesis"))
     ]
-    answer = f"answer: {LABELS[walk.evidence.target]}, $P$ = {walk.evidence.score:.4f}"
-    text = "\n".join(
-        [
-            f"premise: {escape(sides[0])}",
-            f"hypothesis: {escape(sides[1])}",
-            answer,
-            f"light left at the camera: {percent(walk.light['camera'])}",
-        ]
-    )
-    figure.text((left + 3.15) / width, 1 - (top + 0.1) / total, text, fontsize=8, va="top", linespacing=1.5, wrap=True)
+    text += [
+        f"answer: {LABELS[walk.evidence.target]}, $P$ = {walk.evidence.score:.4f}",
+        f"light left at the camera: {percent(walk.light['camera'])}",
+    ]
+    text = "\n".join(line for part in text for line in textwrap.wrap(part, 58, subsequent_indent="    "))
+    figure.text((left + 3.15) / width, 1 - (top + 0.1) / total, text, fontsize=8, va="top", linespacing=1.5)
     for b in range(BLOCKS):
         top = 0.32 + (b + 1) * pitch
         for head in range(HEADS):
@@ -160,7 +162,7 @@ def draw_walk(walk: Walk, marks: Sequence[bool] | None = None, width: float = 7.
     for k, (title, values, dots) in enumerate(rows):
         y = top + camera + 0.42 + k * strip
         figure.text(0.02, 1 - (y - 0.08) / total, title, fontsize=8, weight="bold", va="center")
-        draw_word_strip(place(0.1, y, width - 0.2, 0.3), walk.encoded.tokens, values, dots, size=8.5)
+        draw_word_strip(place(0.1, y, width - 0.2, 0.25 * lines), walk.encoded.tokens, values, dots, size=8.5)
     return figure
 
 
@@ -274,8 +276,8 @@ def draw_robustness(rows: Sequence[Mapping], kinds: Mapping[str, str]) -> plt.Fi
             mean, low, high = (np.array([r[key + end] for r in mine]) for end in ("", "_low", "_high"))
             above.errorbar(x, mean, [mean - low, high - mean], fmt=mark, ms=3.5, lw=1, elinewidth=0.8, color=colour, label=name)
         middle, low, high = (np.array([r["correlation" + end] for r in mine]) for end in ("", "_low", "_high"))
-        below.fill_between(x, low, high, color=WORD, alpha=0.2, lw=0, label="middle half of the pairs")
-        below.plot(x, middle, "^-", color=WORD, ms=3.5, lw=1, label="median")
+        below.fill_between(x, low, high, color=WORD, alpha=0.2, lw=0, label="correlation, middle half of the pairs")
+        below.plot(x, middle, "^-", color=WORD, ms=3.5, lw=1, label="correlation, median")
         for ax in (above, below):
             ax.grid(axis="y", color="#EEEEEE")
             if kind.startswith("bits"):
