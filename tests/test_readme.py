@@ -4,25 +4,15 @@ import json
 import re
 import shlex
 
-from bornlib import cli, figures, runs
+from bornlib import cli, figures
 from bornlib.corpus import ROOT
 
 README = ROOT / "README.md"
 BLOCK = re.compile(r"(<!-- results: begin.*?-->\n)(.*?)(<!-- results: end -->)", re.DOTALL)
 
 
-def unfinished() -> list[str]:
-    """Runs of the training plan whose weights or logs the repository does not hold yet: the full results need all."""
-    return [name for name in runs.plan() if not runs.finished(name).exists()]
-
-
 def results() -> str:
-    """The results table in Markdown, from Table 1 as notebook 03 wrote it; while weights are missing, that they are."""
-    if unfinished():
-        return (
-            f"**Not complete yet.** {len(unfinished())} of {len(runs.plan())} training runs (`bornlib train --list`) are still missing. Until they are there the committed\n"
-            "notebooks show profile `quick` (the mini corpus), `make reproduce PROFILE=quick` works, and profile `full` fails, naming what is missing.\n"
-        )
+    """The results table in Markdown, from Table 1 as notebook 03 wrote it."""
     rows = json.loads((ROOT / "data" / "tables" / "table1.json").read_text(encoding="utf-8"))["rows"]
     head = ("model", "", "training pairs", "test", "dev", "gap", "AOPC", "flip@1", "agreement")
     lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
@@ -42,7 +32,7 @@ def test_results_are_those_of_the_tables():
 def test_every_figure_and_table_is_listed_and_there():
     named = set(re.findall(r"`((?:figures|data/tables)/\w+\.\w+)`", README.read_text(encoding="utf-8")))
     there = {f"figures/{p.name}" for p in (ROOT / "figures").glob("*.png")} | {f"data/tables/{p.name}" for p in (ROOT / "data" / "tables").glob("*.json")}
-    assert there <= named and (named == there or unfinished())
+    assert named == there
     for name in there:
         assert (ROOT / name).with_suffix(".svg" if name.startswith("figures") else ".csv").is_file()
 
