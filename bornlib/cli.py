@@ -105,10 +105,12 @@ def parser() -> argparse.ArgumentParser:
             train.add_argument("--unselected", dest="part", action="store_const", const="unselected", default="all", help="train on the unselected part")
         else:
             kind = int if default is None else type(default)
-            text = f"default: {'all pairs' if default is None else default}"
+            unset = {"epochs": "16 for softmax, 10 for the coherent layer, else 8", "train_size": "all pairs"}
+            text = f"default: {unset[field.name] if default is None else default}"
             train.add_argument(flag, type=kind, default=default, metavar=kind.__name__.upper(), help=text)
     train.add_argument("--profile", choices=PROFILES, help="corpus: quick is the mini corpus, else e-SNLI")
     train.add_argument("--device", default="cpu", help="cpu (default), cuda, ...")
+    train.add_argument("--compile", action="store_true", help="a fifth faster where a C++ compiler is found; ends with other weights (rounding)")
     train.add_argument("--name", help="folder in runs/ that keeps the state (default: made from the options)")
     train.add_argument("--out", type=Path, help="checkpoint to write (default: runs/NAME/model.safetensors)")
     train.add_argument("--run", metavar="NAME", help="carry out a run of the project's plan instead; see --list")
@@ -200,7 +202,7 @@ def run_train(options) -> int:
     if options.run:
         if options.run not in runs.plan():
             raise ValueError(f"run: expected a name that `train --list` shows, got {options.run!r}")
-        print(runs.run(options.run, device=options.device))
+        print(runs.run(options.run, device=checked_device(options.device), compile=options.compile))
         return 0
     recipe = Recipe(**{f.name: getattr(options, f.name) for f in dataclasses.fields(Recipe)})
     workspace = resolve(options.profile)
@@ -210,7 +212,8 @@ def run_train(options) -> int:
     folder = ROOT / "runs" / name
     out = options.out or folder / "model.safetensors"
     check_writable(out)
-    model, vocabulary, log = train(recipe, workspace.split("train").pairs, workspace.split("dev").pairs, folder, checked_device(options.device))
+    sets = [workspace.split(split).pairs for split in ("train", "dev")]
+    model, vocabulary, log = train(recipe, *sets, folder, checked_device(options.device), compile=options.compile)
     save_checkpoint(out, model, vocabulary, recipe, log)
     last = log["epochs"][-1]
     print(f"{out}: {recipe.model}, {log['train_pairs']:,} training pairs, dev accuracy {last['dev_accuracy']:.4f} after {last['epoch']} epochs")
@@ -219,10 +222,11 @@ def run_train(options) -> int:
 
 def default_name(recipe, profile: str) -> str:
     """A run's name: model, seed and every option that differs from the default."""
+    default = dataclasses.replace(recipe, **{f.name: f.default for f in dataclasses.fields(recipe) if f.name not in ("model", "seed")})
     parts = [recipe.model, f"seed{recipe.seed}"] + (["quick"] if profile == "quick" else [])
     for field in dataclasses.fields(recipe):
         value = getattr(recipe, field.name)
-        if field.name not in ("model", "seed") and value != field.default:
+        if value != getattr(default, field.name):
             parts.append(f"{field.name}-{value}")
     return "_".join(parts)
 

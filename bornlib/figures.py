@@ -127,14 +127,16 @@ def draw_word_evidence(items: Sequence[Mapping], width: float = 7.5, size: float
     """Figure 4: pairs with their words shaded by evidence, and the class probabilities as bars.
 
     Each item has `title`, `tokens`, `values`, `marks` (or None) in slot order, `sentence` (0 premise, 1 the rest),
-    `probabilities` (3,) and `answer` (class index). Colours are scaled within the pair.
+    `probabilities` (3,) and `answer` (class index). One colour scale for all pairs, drawn below them.
     """
+    scale = max((float(np.abs(item["values"]).max()) for item in items), default=0.0) or 1.0
     column = 0.76 * width * 72 - 12
     lines = [sum(word_layout(part, column, size)[1] for part in _sides(item, item["tokens"])) for item in items]
     heights = [(1.4 + 2.1 * n) * size / 72 + 0.28 for n in lines]
-    figure, axes = plt.subplots(
-        len(items), 2, figsize=(width, sum(heights)), width_ratios=(0.76, 0.24), height_ratios=heights, squeeze=False
-    )
+    figure = plt.figure(figsize=(width, sum(heights) + 0.45))
+    grid = figure.add_gridspec(len(items) + 1, 2, width_ratios=(0.76, 0.24), height_ratios=[*heights, 0.45])
+    axes = [[figure.add_subplot(grid[row, column]) for column in range(2)] for row in range(len(items))]
+    key = figure.add_subplot(grid[-1, 0])
     names = list(LABEL_COLOURS)
     for (strip, bars), item in zip(axes, items, strict=True):
         strip.set_title(escape(item["title"]))
@@ -145,10 +147,12 @@ def draw_word_evidence(items: Sequence[Mapping], width: float = 7.5, size: float
             bars.text(p[c] + 0.03, c, f"{names[c]} {p[c]:.2f}", va="center", fontsize=7, weight="bold" if c == item["answer"] else None)
         bars.set(xlim=(0, 2.2), ylim=(2.6, -0.6), xticks=[], yticks=[])
         bars.spines[:].set_visible(False)
+    key.axis("off")
     figure.canvas.draw()
     figure.set_layout_engine("none")
+    draw_evidence_key(figure, key.get_position(), scale)
     for (strip, _), item in zip(axes, items, strict=True):
-        scale, place, top = np.abs(item["values"]).max(), strip.get_position(), 0.0
+        place, top = strip.get_position(), 0.0
         marks = item["marks"] if item["marks"] is not None else [False] * len(item["tokens"])
         for side in range(2):
             tokens, values, dots = (_sides(item, item[k] if k != "marks" else marks)[side] for k in ("tokens", "values", "marks"))
@@ -158,6 +162,16 @@ def draw_word_evidence(items: Sequence[Mapping], width: float = 7.5, size: float
                 draw_word_strip(ax, tokens, values, dots, scale, size=size)
                 top += high
     return figure
+
+
+def draw_evidence_key(figure: plt.Figure, place: mpl.transforms.Bbox, scale: float) -> None:
+    """The colours of evidence from -`scale` to `scale` as a bar at the upper left of `place`, with what they mean."""
+    bar = figure.add_axes([place.x0, place.y1 - 0.1 / figure.get_figheight(), 0.45 * place.width, 0.1 / figure.get_figheight()])
+    bar.imshow(np.linspace(-1, 1, 256)[None], cmap=EVIDENCE, aspect="auto", extent=(-scale, scale, 0, 1))
+    bar.set(yticks=[], xticks=np.array([-1, -0.5, 0, 0.5, 1]) * scale, xticklabels=[f"{v * scale:+.2f}" if v else "0" for v in (-1, -0.5, 0, 0.5, 1)])
+    bar.tick_params(labelsize=7, length=2)
+    text = "evidence: share of the answer's probability\nblue against, red for the answer;  ● marked by an annotator"
+    figure.text(place.x0 + 0.5 * place.width, place.y1, text, fontsize=7, va="top", linespacing=1.5)
 
 
 def _sides(item: Mapping, values: Sequence) -> tuple[list, list]:

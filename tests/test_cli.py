@@ -252,6 +252,11 @@ def test_every_recipe_option_arrives(small, monkeypatch):
     assert seen["recipe"] == training.Recipe(**values)
 
 
+def test_a_run_s_name_tells_what_differs(small):
+    assert cli.default_name(training.Recipe("softmax", 1), "full") == "softmax_seed1"
+    assert cli.default_name(training.Recipe("softmax", 1, epochs=8), "full") == "softmax_seed1_epochs-8"
+
+
 def test_a_stopped_training_goes_on(tmp_path):
     """Interrupted from the keyboard, `train` says how to go on, and going on gives the weights of an unbroken run."""
     code = (

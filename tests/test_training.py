@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -113,6 +114,19 @@ def test_without_the_sentence_field(train_set, dev_set):
     model, _, _ = train(replace(RECIPE, epochs=1, sentence_field=False), train_set, dev_set, progress=False)
     assert model.sentence.abs().max() == 0
     assert build("born", 10).sentence.abs().max() > 0
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_a_compiled_run_is_the_same_mathematics(train_set, dev_set, tmp_path):
+    """One pass ends where the plain one does, up to rounding; its log says so; a plain run does not take up its state."""
+    short = replace(RECIPE, model="poly", epochs=1, train_size=64)
+    plain, _, _ = train(short, train_set, dev_set, progress=False)
+    compiled, _, log = train(short, train_set, dev_set, tmp_path, progress=False, compile=True)
+    assert log["compiled"] is True
+    for name, weights in plain.state_dict().items():
+        torch.testing.assert_close(compiled.state_dict()[name], weights, rtol=0, atol=1e-4, msg=name)
+    with pytest.raises(ValueError, match="belongs to another run"):
+        train(short, train_set, dev_set, tmp_path, progress=False)
 
 
 def test_a_diverging_run_stops(train_set, dev_set):
@@ -301,6 +315,7 @@ def test_the_paper_s_recipe_is_the_default():
     """Table 9, but for epochs and dropout, which are chosen on dev."""
     recipe = Recipe("born")
     assert (recipe.learning_rate, recipe.clip, recipe.batch_size, recipe.train_size) == (2e-3, 1.0, 64, None)
+    assert Recipe("softmax").epochs == training.EPOCHS["softmax"] and Recipe("softmax", epochs=3).epochs == 3
 
 
 # ------------------------------------------------------------------------------------------------- evaluation
