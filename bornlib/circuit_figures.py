@@ -100,7 +100,8 @@ def _facts(ax, cnots: Mapping[str, int], passing: Sequence[float], qubits: int) 
             text = "all" if abs(shares[name] - 1) < 1e-9 else f"{shares[name]:.2g}"
             ax.text(x, -0.75, text, fontsize=7.5, ha="center", va="center")
     ax.text(13.3, -0.2, f"{cnots['total']:,} in all", fontsize=7.5, ha="center", va="center", weight="bold")
-    ax.text(13.3, -0.75, f"{np.prod(passing):.1e}", fontsize=7.5, ha="center", va="center", weight="bold")
+    digits, power = f"{np.prod(passing):.1e}".split("e")
+    ax.text(13.3, -0.75, rf"${digits}\times10^{{{int(power)}}}$", fontsize=7.5, ha="center", va="center", weight="bold")
     ax.text(6.9, -1.4, f"{qubits} qubits, {cnots['total']:,} CNOTs", fontsize=9.5, ha="center", va="center", weight="bold")
 
 
@@ -131,6 +132,6 @@ def draw_shots(shots: Sequence[int], agreement: Mapping[str, np.ndarray], colour
         mean, error = values.mean(1), 1.96 * values.std(1, ddof=1) / np.sqrt(values.shape[1])
         ax.errorbar(shots, mean, yerr=error, fmt="o-", ms=3.5, lw=1.2, capsize=2, color=colours[name], label=name)
     ax.axhline(1, color="#BBBBBB", lw=0.7, zorder=0)
-    ax.set(xscale="log", xlabel="accepted shots", ylabel="sampled answer is the exact one", ylim=(0.45, 1.03))
+    ax.set(xscale="log", xlabel="accepted shots", ylabel="sampled answer is the exact one", ylim=(0.3, 1.03))
     ax.legend(loc="lower right")
     return figure

@@ -69,7 +69,7 @@ def slot_qubits(slots: int) -> int:
     """The fewest qubits p >= 1 whose 2^p values number the slots: 3 for 8 of them."""
     if slots < 1:
         raise ValueError(f"slots: expected at least 1, got {slots}")
-    return max(1, (slots - 1).bit_length())
+    return max(1, (int(slots) - 1).bit_length())
 
 
 def checked(slots: np.ndarray, p: int | None = None) -> tuple[np.ndarray, int]:
@@ -327,6 +327,12 @@ def statevector(circuit: QuantumCircuit, fusion: bool = False) -> np.ndarray:
     return np.asarray(simulator.run(run).result().get_statevector(run))
 
 
+def _from_zero(circuit: QuantumCircuit) -> np.ndarray:
+    """What a circuit makes of |0>: of a preparation its vector, of gates what they give."""
+    first = circuit.data[0].operation
+    return np.asarray(first.params, complex) if isinstance(first, StatePreparation) else Statevector(circuit).data
+
+
 def folded_state(parts: list[Stage]) -> np.ndarray:
     """The same state with every preparation and every map folded into one vector or matrix; the few gates between them one by one."""
     circuit = assemble(parts)
@@ -334,7 +340,7 @@ def folded_state(parts: list[Stage]) -> np.ndarray:
     place = {r.name: [circuit.find_bit(q).index for q in r] for r in circuit.qregs}
     psi, order = np.ones(()), []
     for part in parts[:3]:
-        psi = np.multiply.outer(psi, Statevector(part.circuit).data.reshape([2] * part.circuit.num_qubits))
+        psi = np.multiply.outer(psi, _from_zero(part.circuit).reshape([2] * part.circuit.num_qubits))
         order += [q for r in part.registers for q in place[r]][::-1]
     for q in sorted(set(range(n)) - set(order)):
         psi, order = np.multiply.outer(psi, [1.0, 0.0]), [*order, q]
@@ -368,8 +374,8 @@ def contract(parts: list[Stage]) -> Reading:
         padded[: len(state)] = state
         return Statevector(padded).evolve(part[name]).data[:OUTCOMES]  # the ancilla is the high digit: 0
 
-    query = through(Statevector(part["query"]).data, "heads").reshape(-1, MODES)  # (heads, modes)
-    key, value = (Statevector(part[name]).data.reshape(-1, MODES) for name in ("keys", "values"))  # (2^p, modes)
+    query = through(_from_zero(part["query"]), "heads").reshape(-1, MODES)  # (heads, modes)
+    key, value = (_from_zero(part[name]).reshape(-1, MODES) for name in ("keys", "values"))  # (2^p, modes)
     projection = row(part["Bell"]).reshape(MODES, MODES)  # (key, query)
     slots = part["pairing"].copy()
     slots.compose(part["sum"], range(part["sum"].num_qubits), inplace=True)

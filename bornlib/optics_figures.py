@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
+import matplotlib.ticker
 import numpy as np
 import torch
 
@@ -284,6 +285,7 @@ def draw_robustness(rows: Sequence[Mapping], kinds: Mapping[str, str]) -> plt.Fi
                 ax.xaxis.set_major_locator(mpl.ticker.MaxNLocator(5, integer=True))
             else:
                 ax.set_xscale("log")
+                ax.xaxis.set_minor_formatter(mpl.ticker.NullFormatter())
             if kind.startswith(("bits", "photons")):
                 ax.invert_xaxis()
         above.axhline(0.95, color=INK, lw=0.6, ls=":")
