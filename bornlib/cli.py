@@ -290,16 +290,17 @@ def run_explain(options) -> int:
     for path in (options.html, options.png):
         if path:
             check_writable(path)
-    model, vocabulary, _ = explorer.open_model(options.model, options.seed)
     target = None if options.target is None else LABELS.index(options.target)
-    evidence = explorer.explain(model, explorer.encode(options.premise, options.hypothesis, vocabulary), target, nodes)
+    choice = explorer.Choice(options.model, options.seed, target)
+    view = explorer.look(explorer.Subject.typed(options.premise, options.hypothesis), choice, nodes=nodes)
+    evidence = view.evidence
     for side, cut in zip(("premise", "hypothesis"), evidence.encoded.cut, strict=True):
         if cut:
             print(f"bornlib: the last {cut} tokens of the {side} were cut (at most 64 in all)", file=sys.stderr)
     if options.html:
-        options.html.write_text(explorer.page(evidence, options.model), encoding="utf-8")
+        options.html.write_text(explorer.page([view]), encoding="utf-8")
     if options.png:
-        explorer.draw(evidence).savefig(options.png, format="png", metadata={"Software": None})
+        explorer.draw([view]).savefig(options.png, format="png", metadata={"Software": None})
     if options.json:
         print(json.dumps(explorer.as_json(evidence), ensure_ascii=False, indent=1, allow_nan=False))
     else:
