@@ -18,7 +18,7 @@ import numpy as np
 
 from . import explorer_html as render
 from . import faithfulness, figures
-from .corpus import LABELS, SEP, Pair, encode
+from .corpus import LABELS, Pair, encode
 from .explorer_html import draw, page
 from .explorer_view import (
     LOWEST,
@@ -42,12 +42,12 @@ from .explorer_view import (
 from .models import NAMES
 
 __all__ = [  # what notebooks and the command line use, in one place
-    "Choice", "Explorer", "Subject", "as_json", "compute", "draw", "encode", "explain", "explore", "find_checkpoint", "look", "open_model", "page",
+    "Choice", "Explorer", "Subject", "as_json", "compute", "draw", "encode", "explain", "explore", "find_checkpoint", "galleries", "look", "open_model", "page",
     "record", "static",
 ]  # fmt: skip
 
 PREMISE, HYPOTHESIS = "A man plays guitar on stage.", "A woman is asleep."
-OWN, NONE, ANSWER = "typed", "none", "the answer"
+OWN, NONE, ANSWER, ANY = "none, I type my own", "none", "the answer", "any"
 
 
 def static(
@@ -87,7 +87,9 @@ class Panel:
             w.Text(description=side.capitalize(), continuous_update=True, layout=wide, style=described) for side in SIDES
         ]
         self.words = w.Box(layout=w.Layout(flex_flow="row wrap"))
-        self._word_layout = w.Layout(width="auto", height="auto", min_height="32px", border="1px solid #999")
+        self._layouts = [
+            w.Layout(width="auto", height="auto", min_height="32px", border=f"1px {line} #777") for line in ("dotted", "solid")
+        ]
         self.first = w.Button(description="Delete the top word", tooltip="delete the word that the ranking puts first")
         self.lowest = w.Button(description="Delete the lowest five", tooltip="delete the five words that the ranking puts last")
         self.restore = w.Button(description="Restore all", tooltip="bring every deleted word back")
@@ -101,7 +103,7 @@ class Panel:
             layout=w.Layout(width="14em"),
             style={"description_width": "2em"},
         )
-        self.key, self.second, self.answer, self.curve = w.HTML(), w.HTML(), w.HTML(), w.HTML()
+        self.key, self.second, self.answer = w.HTML(), w.HTML(), w.HTML()
         for side, text in enumerate(self.texts):
             text.observe(lambda change, side=side: self._typed(side, change["new"]), "value")
         self.first.on_click(lambda _: self.delete(self.view.order[:1]))
@@ -110,8 +112,9 @@ class Panel:
         self.new.observe(lambda _: self._replace(), "value")
         self.widget = w.VBox(
             [
-                *self.texts, self.words, self.key, w.HBox([self.first, self.lowest, self.restore], layout=w.Layout(flex_flow="row wrap")),
-                w.HBox([self.old, self.new], layout=w.Layout(flex_flow="row wrap")), self.second, self.answer, self.curve,
+                *self.texts, self.words, self.key,
+                w.HBox([self.first, self.lowest, self.restore, self.old, self.new], layout=w.Layout(flex_flow="row wrap")),
+                self.answer, self.second,
             ],
             layout=w.Layout(flex="1 1 28em", min_width="0"),
         )  # fmt: skip
@@ -125,8 +128,9 @@ class Panel:
         self.changed()
 
     def press(self, slot: int) -> None:
-        """Delete a word, or bring it back."""
-        self.show(self.subject.toggled(slot))
+        """Delete a word, or bring it back. `<sep>` and punctuation stay."""
+        if self.view is not None and self.view.full.words[slot]:
+            self.show(self.subject.toggled(slot))
 
     def delete(self, slots: Sequence[int]) -> None:
         self.show(self.subject.without(slots))
@@ -150,7 +154,7 @@ class Panel:
         for text, value, tokens in zip(
             self.texts, self.subject.texts, (self.subject.premise, self.subject.hypothesis), strict=True
         ):
-            if Subject.typed(text.value, "").premise != tokens:  # what a person typed stays as it was typed
+            if not text.value or Subject.typed(text.value, "").premise != tokens:  # what a person typed stays as it was typed
                 text.value = value
         self._loading = False
 
@@ -167,18 +171,22 @@ class Panel:
             else f"<p>{html.escape(view.choice.second)}, full colour at {render.scale_of(view.second):.3g}:</p>"
         )
         self.second.value = second and second + render.strip_html(view, view.second, view.choice.second)
-        self.answer.value = f"<div role='status' aria-live='polite' class='bornlib-answer'>{render.answer_html(view)}</div>"
-        self.curve.value = render.curve_html(view)
+        self.answer.value = (
+            '<div style="line-height:1.4;display:flex;flex-wrap:wrap;column-gap:2em">'
+            f'<div role="status" aria-live="polite" class="bornlib-answer">{render.answer_html(view)}</div>{render.curve_html(view)}</div>'
+        )
         options = [(f"{i + 1}. {view.full.tokens[i]}", int(i)) for i in np.flatnonzero(view.full.words)]
         if tuple(options) != tuple(self.old.options):
+            place = self.old.index or 0
             self.old.options = options
+            self.old.index = min(place, len(options) - 1) if options else None
         self.first.disabled = self.lowest.disabled = not len(view.order)
         self.restore.disabled = not view.subject.deleted
 
     def clear(self) -> None:
         """Nothing about a pair stays in sight that can't be computed."""
         self.view, self.words.children = None, ()
-        for part in (self.key, self.second, self.answer, self.curve):
+        for part in (self.key, self.second, self.answer):
             part.value = ""
 
     def _buttons(self, count: int) -> None:
@@ -187,7 +195,7 @@ class Panel:
 
         have = self.words.children
         if len(have) < count:
-            new = [w.Button(layout=self._word_layout) for _ in range(count - len(have))]
+            new = [w.Button(layout=self._layouts[1]) for _ in range(count - len(have))]
             for slot, button in enumerate(new, len(have)):
                 button.on_click(lambda _, slot=slot: self.press(slot))
             self.words.children = (*have, *new)
@@ -204,12 +212,12 @@ class Panel:
         note = "" if view.full.known[slot] else " (unknown)"
         with button.hold_sync(), button.style.hold_sync():
             button.description = f"{token}{render.mark_digits(view.marks[slot])}{note} {render.number(value)}"
-            button.tooltip = f"{'bring back' if gone else 'delete'} “{token}” ({side})" if is_word else token
-            if token == SEP:
-                button.tooltip = "the separator between the sentences can't be deleted"
+            button.tooltip = (
+                f"{'bring back' if gone else 'delete'} “{token}” ({side})" if is_word else f"{token} can't be deleted"
+            )
+            button.layout = self._layouts[is_word]
             if view.marks[slot]:
                 button.tooltip += f"; marked by annotator {', '.join(map(str, view.marks[slot]))}"
-            button.disabled = not is_word
             button.style.button_color, button.style.text_color = background, ink
             button.style.text_decoration = "line-through" if gone else "none"
 
@@ -245,8 +253,8 @@ class Explorer:
             value=False, description="Compare two pairs", tooltip="a second pair side by side", layout=w.Layout(width="auto")
         )
 
-        self.source = choice("Step through", [OWN, *self.galleries], "18em", OWN)
-        self.label = choice("Label", [("any", None), *((name, c) for c, name in enumerate(LABELS))], "15em", None)
+        self.source = choice("Pairs", [OWN, *self.galleries], "19em", OWN)
+        self.label = choice("Label", [ANY, *LABELS], "15em", ANY)
         self.search = w.Text(
             description="With word", placeholder="any", continuous_update=False, layout=w.Layout(width="16em"), style=described
         )
@@ -307,7 +315,7 @@ class Explorer:
         self._step_buttons()
         if gallery is None:
             return
-        matching = gallery.matching(self.label.value, self.search.value)
+        matching = gallery.matching(None if self.label.value == ANY else LABELS.index(self.label.value), self.search.value)
         here = min(self.index.value, len(gallery.pairs) - 1)
         candidates = self._generator.permutation(matching) if step is None else ring(matching, here - (step == 0), step or 1)
         wrong = (self.model.value, *open_model(*self.model.value, self.profile)[:2]) if self.wrong.value else None

@@ -45,11 +45,6 @@ def number(value: float) -> str:
     return "deleted" if math.isnan(value) else f"{value:+.3f}"
 
 
-def digits(value: float) -> str:
-    """Two digits that count, without an exponent: 0.000098."""
-    return np.format_float_positional(value, precision=2, fractional=False, trim="-")
-
-
 def strip_html(view: View, scores: np.ndarray | None = None, name: str | None = None, scale: float | None = None) -> str:
     """The slots as an escaped HTML list: each word on its colour with its number below. By default the first ranking's scores."""
     scores = view.scores if scores is None else scores
@@ -72,7 +67,7 @@ def strip_html(view: View, scores: np.ndarray | None = None, name: str | None = 
         )
         cells.append(f'<li style="{style}">{text}{note}<br><small>{number(value)}</small></li>')
     title = html.escape(name or view.choice.ranking)
-    return f'<ul aria-label="{title}, word by word" style="list-style:none;padding:0;margin:4px 0">{"".join(cells)}</ul>'
+    return f'<ul aria-label="{title}, word by word" style="list-style:none;padding:0;margin:4px 0;line-height:1.3">{"".join(cells)}</ul>'
 
 
 def key_html(scale: float, unit: str) -> str:
@@ -113,7 +108,7 @@ def answer_html(view: View) -> str:
         text = f"<strong>{name}</strong>" if c == view.answer else name
         rows.append(
             f'<tr><th scope="row" style="text-align:left;font-weight:normal">{text}</th><td class="bornlib-p">{p:.3f}</td>'
-            f'<td style="width:165px"><div style="position:relative">{bar}</div></td><td>{digits(b)}</td></tr>'
+            f'<td style="width:165px"><div style="position:relative">{bar}</div></td><td>{b:.2g}</td></tr>'
         )
     start = "no-information share" if shares else "logit without words"
     head = f'<tr><th scope="col">class</th><th scope="col">probability</th><th></th><th scope="col">{start}</th></tr>'

@@ -83,7 +83,7 @@ class Subject:
     """A pair under study: the tokens of both sentences, for each token the annotators (1, 2, 3) who marked it, and what was deleted.
 
     `label` is its class where it is known, `origin` says where the pair comes from. `deleted` lists slots of the whole
-    pair (premise, `<sep>`, hypothesis) in the order in which they were deleted.
+    pair (premise, `<sep>`, hypothesis) in the order in which they were deleted. `written` are the sentences as they were written.
     """
 
     premise: tuple[str, ...]
@@ -92,11 +92,12 @@ class Subject:
     label: int | None = None
     origin: str = ""
     deleted: tuple[int, ...] = ()
+    written: tuple[str, str] | None = field(default=None, compare=False)
 
     @classmethod
     def typed(cls, premise: str, hypothesis: str) -> Subject:
         """Two sentences as a person types them."""
-        return cls(tuple(tokenise(premise)), tuple(tokenise(hypothesis)))
+        return cls(tuple(tokenise(premise)), tuple(tokenise(hypothesis)), written=(premise, hypothesis))
 
     @classmethod
     def of(cls, pair: Pair, origin: str = "") -> Subject:
@@ -104,7 +105,7 @@ class Subject:
         premise, hypothesis = pair.tokens
         by_annotator = [np.concatenate(pair.marked_words(k)) for k in range(len(pair.marks))]
         marks = tuple(tuple(k + 1 for k, m in enumerate(by_annotator) if m[i]) for i in range(len(premise) + len(hypothesis)))
-        return cls(tuple(premise), tuple(hypothesis), marks, pair.label, origin)
+        return cls(tuple(premise), tuple(hypothesis), marks, pair.label, origin, written=(pair.premise, pair.hypothesis))
 
     def slot_marks(self, full: Encoded) -> list[tuple[int, ...]]:
         """The annotators of each slot; `full` is this pair encoded, perhaps cut."""
@@ -154,11 +155,12 @@ class Subject:
         tokens = tuple(tokenise(text))
         if tokens == (self.premise, self.hypothesis)[side]:
             return self
-        return Subject(*((tokens, self.hypothesis) if side == 0 else (self.premise, tokens)))
+        return Subject.typed(*((text, self.texts[1]) if side == 0 else (self.texts[0], text)))
 
     @property
     def texts(self) -> tuple[str, str]:
-        return " ".join(self.premise), " ".join(self.hypothesis)
+        """Both sentences: as they were written, or word by word after a replacement."""
+        return self.written or (" ".join(self.premise), " ".join(self.hypothesis))
 
 
 @dataclass(frozen=True)
