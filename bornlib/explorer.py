@@ -87,9 +87,7 @@ class Panel:
             w.Text(description=side.capitalize(), continuous_update=True, layout=wide, style=described) for side in SIDES
         ]
         self.words = w.Box(layout=w.Layout(flex_flow="row wrap"))
-        self._layouts = [
-            w.Layout(width="auto", height="auto", min_height="32px", border=f"1px {line} #777") for line in ("dotted", "solid")
-        ]
+        self._word_layout = w.Layout(width="auto", height="auto", min_height="32px")
         self.first = w.Button(description="Delete the top word", tooltip="delete the word that the ranking puts first")
         self.lowest = w.Button(description="Delete the lowest five", tooltip="delete the five words that the ranking puts last")
         self.restore = w.Button(description="Restore all", tooltip="bring every deleted word back")
@@ -161,10 +159,8 @@ class Panel:
     def fill(self, view: View, scale: float) -> None:
         """Everything about a view, on a colour scale that other panels share. Only what differs is sent."""
         self.view = view
-        self._buttons(len(view.full.ids))
-        for slot, button in enumerate(self.words.children):
-            self._word(button, view, slot, scale)
-        self.key.value = render.key_html(scale, render.unit_of(view))
+        self._buttons(view)
+        self.key.value = self._style(view, scale) + render.key_html(scale, render.unit_of(view))
         second = (
             ""
             if view.second is None
@@ -189,37 +185,59 @@ class Panel:
         for part in (self.key, self.second, self.answer):
             part.value = ""
 
-    def _buttons(self, count: int) -> None:
-        """As many buttons as slots; those that are there are used again, which keeps the keyboard's focus."""
+    def _buttons(self, view: View) -> None:
+        """A button a slot. Those of words that stay are used again: that keeps the keyboard's focus, and little is sent."""
         import ipywidgets as w
 
-        have = self.words.children
-        if len(have) < count:
-            new = [w.Button(layout=self._layouts[1]) for _ in range(count - len(have))]
-            for slot, button in enumerate(new, len(have)):
-                button.on_click(lambda _, slot=slot: self.press(slot))
-            self.words.children = (*have, *new)
-        elif len(have) > count:
-            self.words.children = have[:count]
-            for button in have[count:]:
+        marks = [f"; marked by annotator {', '.join(map(str, m))}" if m else "" for m in view.marks]
+        wanted = []
+        for slot, token in enumerate(view.full.tokens):
+            text = token + render.mark_digits(view.marks[slot]) + ("" if view.full.known[slot] else " (unknown)")
+            tip = (
+                f"press to {'bring back' if slot in view.subject.deleted else 'delete'}"
+                if view.full.words[slot]
+                else "can't be deleted"
+            )
+            wanted.append((text, f"{token} ({SIDES[view.full.sentence[slot]]}): {tip}{marks[slot]}"))
+        have = list(self.words.children)
+        texts = [[b.description for b in have], [text for text, _ in wanted]]
+        same = next((k for k, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), min(map(len, texts)))
+        tail = next(
+            (k for k, (a, b) in enumerate(zip(*(t[same:][::-1] for t in texts), strict=False)) if a != b),
+            min(len(t) - same for t in texts),
+        )
+        between = have[same : len(have) - tail]
+        more = len(wanted) - len(have)
+        new = [w.Button(layout=self._word_layout) for _ in range(more)]
+        for button in new:
+            button.add_class("bornlib-word").add_class(_own_class(button))
+            button.on_click(lambda b: self.press(self.words.children.index(b)))
+        if more:
+            kept = len(between) + more if more < 0 else len(between)
+            self.words.children = (*have[:same], *between[:kept], *new, *have[len(have) - tail :])
+            for button in between[kept:]:
                 button.style.close()
                 button.close()
+        for button, (text, tip) in zip(self.words.children, wanted, strict=True):
+            with button.hold_sync():
+                button.description, button.tooltip = text, tip
 
-    def _word(self, button, view: View, slot: int, scale: float) -> None:
-        token, side, value = view.full.tokens[slot], SIDES[view.full.sentence[slot]], float(view.scores[slot])
-        gone, is_word = slot in view.subject.deleted, bool(view.full.words[slot])
-        background, ink = render.colours(value, scale)
-        note = "" if view.full.known[slot] else " (unknown)"
-        with button.hold_sync(), button.style.hold_sync():
-            button.description = f"{token}{render.mark_digits(view.marks[slot])}{note} {render.number(value)}"
-            button.tooltip = (
-                f"{'bring back' if gone else 'delete'} “{token}” ({side})" if is_word else f"{token} can't be deleted"
-            )
-            button.layout = self._layouts[is_word]
-            if view.marks[slot]:
-                button.tooltip += f"; marked by annotator {', '.join(map(str, view.marks[slot]))}"
-            button.style.button_color, button.style.text_color = background, ink
-            button.style.text_decoration = "line-through" if gone else "none"
+    def _style(self, view: View, scale: float) -> str:
+        """Colours and numbers of all words as one style sheet: one message instead of one or two a word."""
+        rules = []
+        for slot, button in enumerate(self.words.children):
+            value = float(view.scores[slot])
+            background, ink = render.colours(value, scale)
+            line = ";text-decoration:line-through" if slot in view.subject.deleted else ""
+            border = "solid" if view.full.words[slot] else "dotted"
+            name = f".bornlib-word.{_own_class(button)}"
+            rules.append(f"{name}{{background:{background}!important;color:{ink}!important;border:1px {border} #777{line}}}")
+            rules.append(f'{name}::after{{content:" {render.number(value)}"}}')
+        return f"<style>.bornlib-word::after{{white-space:pre}}{''.join(rules)}</style>"
+
+
+def _own_class(button) -> str:
+    return f"bornlib-{button.model_id}"
 
 
 # ---------------------------------------------------------------------------------------------- the whole explorer

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 from html.parser import HTMLParser
 
 import numpy as np
@@ -306,7 +307,16 @@ def test_odd_pairs_are_shown(checkpoints, premise, hypothesis):
 
 # ---------------------------------------------------------------------------------------------- the widgets
 def buttons(panel):
-    return {b.description.rsplit(" ", 1)[0]: b for b in panel.words.children}
+    return {b.description: b for b in panel.words.children}
+
+
+def shown(panel, button):
+    """What the style sheet says about a button: its number, and whether it is struck through."""
+    rule, after = (
+        re.search(rf"\.bornlib-word\.bornlib-{button.model_id}{part}\{{(.*?)\}}", panel.key.value).group(1)
+        for part in ("", "::after")
+    )
+    return re.search('content:" (.*)"', after).group(1), "line-through" in rule
 
 
 @pytest.fixture
@@ -320,13 +330,13 @@ def test_deleting_and_bringing_back(explored):
     button = buttons(panel)["guitar"]
     button.click()
     assert button is panel.words.children[3], "the same button, so that the keyboard's focus stays"
-    assert button.style.text_decoration == "line-through" and button.description == "guitar deleted"
+    assert shown(panel, button) == ("deleted", True) and "bring back" in button.tooltip
     assert np.isnan(panel.view.scores[3]) and "<del>guitar</del>" in panel.answer.value
     buttons(panel)["<sep>"].click()
     buttons(panel)["."].click()
     assert panel.subject.deleted == (3,), "<sep> and punctuation stay"
     button.click()
-    assert np.array_equal(panel.view.scores, before) and button.style.text_decoration == "none"
+    assert np.array_equal(panel.view.scores, before) and shown(panel, button) == (f"{before[3]:+.3f}", False)
     top = panel.view.order
     panel.first.click()
     assert panel.subject.deleted == (top[0],)
@@ -342,8 +352,14 @@ def test_typing_and_replacing(explored):
     buttons(panel)["guitar"].click()
     panel.texts[1].value = "A woman is awake now."
     assert panel.subject.deleted == () and "now" in "".join(buttons(panel)) and len(panel.words.children) == 14
+    last = panel.words.children[-3:]
     panel.texts[0].value = "A man"
-    assert len(panel.words.children) == 9
+    assert len(panel.words.children) == 9 and panel.words.children[-3:] == last
+    assert [b.description.split()[0] for b in panel.words.children] == panel.view.full.tokens
+    for text in ("", "x x x", "man a man a", "a", "a man"):  # words that repeat, more and fewer of them
+        panel.texts[0].value = text
+        assert [b.description.split()[0] for b in panel.words.children] == panel.view.full.tokens
+        assert [shown(panel, b)[0] for b in panel.words.children] == [f"{v:+.3f}" for v in panel.view.scores]
     panel.old.value = 1
     panel.new.value = "dog"
     assert panel.texts[0].value == "a dog" and panel.new.value == "" and panel.texts[1].value == "A woman is awake now."
