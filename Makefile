@@ -5,11 +5,12 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 WORKERS ?= 2
 
-.PHONY: help reproduce test bench lab lint clean distclean
+.PHONY: help reproduce test bench explore lab lint clean distclean
 help:
 	@echo "make reproduce   execute every notebook; writes figures/ and data/tables/   (PROFILE=quick|full|paper|auto)"
 	@echo "make test        all tests, and every notebook on profile quick"
 	@echo "make bench       the benchmarks, as a table of ratios"
+	@echo "make explore     ask the model about a sentence pair, in the browser"
 	@echo "make lab         open the notebooks in JupyterLab"
 	@echo "make lint        ruff"
 	@echo "make clean       remove executed notebooks, mini models and caches (distclean: .venv too)"
@@ -24,6 +25,9 @@ test: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python -m tests.benchmarks
+
+explore: $(INSTALLED)
+	$(BIN)/python -m bornlib explore
 
 lab: $(INSTALLED)
 	$(BIN)/python -m jupyter lab notebooks

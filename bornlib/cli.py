@@ -18,6 +18,7 @@ examples:
   python -m bornlib data status
   python -m bornlib reproduce --profile quick
   python -m bornlib explain "A man plays guitar." "A woman is asleep."
+  python -m bornlib explore
   python -m bornlib train --model born --seed 0 --out my-born.safetensors
   python -m bornlib evaluate my-born.safetensors
 
@@ -59,6 +60,13 @@ examples:
 
 --model takes born, poly, softmax or an ablation (the shipped weights of --seed), or a checkpoint file. The evidence of
 born and poly is exact; of the others integrated gradients of the class logit are shown.""",
+    "explore": """\
+examples:
+  python -m bornlib explore                                      with the shipped Born Transformer
+  python -m bornlib explore --model poly --dark
+  python -m bornlib explore --model mine.safetensors --pairs mine.csv
+
+FILE is a CSV with columns gold_label, Sentence1 and Sentence2, like e-SNLI's. The page is for this machine only and asks nothing of others.""",
     "device": """\
 examples:
   python -m bornlib device "Men play hockey ." "Aliens play"                          on the noise model of five of ibm_kingston's qubits
@@ -141,6 +149,15 @@ def parser() -> argparse.ArgumentParser:
     explain.add_argument("--json", action="store_true", help="print one JSON object")
     explain.add_argument("--html", type=Path, metavar="FILE", help="also write a self-contained page")
     explain.add_argument("--png", type=Path, metavar="FILE", help="also write a figure")
+
+    explore = add(commands, "explore", "the interactive explorer as a page in the browser")
+    explore.add_argument("--model", default="born", help="model name or checkpoint file (default: born)")
+    explore.add_argument("--seed", type=int, default=0, help="which shipped weights (default: 0)")
+    explore.add_argument("--profile", choices=PROFILES, help="corpus to step through: quick is the mini corpus, else e-SNLI where it is found")
+    explore.add_argument("--pairs", type=Path, metavar="FILE", help="your own pairs to step through")
+    explore.add_argument("--port", type=int, default=8866, help="default: 8866")
+    explore.add_argument("--dark", action="store_true", help="light text on a dark ground")
+    explore.add_argument("--no-browser", dest="browser", action="store_false", help="don't open a browser")
 
     device = add(commands, "device", "read a pair's attention by Hadamard tests: simulated, or on a real quantum computer")
     device.add_argument("premise")
@@ -290,20 +307,28 @@ def run_explain(options) -> int:
     for path in (options.html, options.png):
         if path:
             check_writable(path)
-    model, vocabulary, _ = explorer.open_model(options.model, options.seed)
     target = None if options.target is None else LABELS.index(options.target)
-    evidence = explorer.explain(model, explorer.encode(options.premise, options.hypothesis, vocabulary), target, nodes)
+    choice = explorer.Choice(options.model, options.seed, target)
+    view = explorer.look(explorer.Subject.typed(options.premise, options.hypothesis), choice, nodes=nodes)
+    evidence = view.evidence
     for side, cut in zip(("premise", "hypothesis"), evidence.encoded.cut, strict=True):
         if cut:
             print(f"bornlib: the last {cut} tokens of the {side} were cut (at most 64 in all)", file=sys.stderr)
     if options.html:
-        options.html.write_text(explorer.page(evidence, options.model), encoding="utf-8")
+        options.html.write_text(explorer.page([view]), encoding="utf-8")
     if options.png:
-        explorer.draw(evidence).savefig(options.png, format="png", metadata={"Software": None})
+        explorer.draw([view]).savefig(options.png, format="png", metadata={"Software": None})
     if options.json:
         print(json.dumps(explorer.as_json(evidence), ensure_ascii=False, indent=1, allow_nan=False))
     else:
         print_evidence(evidence)
+    return 0
+
+
+def run_explore(options) -> int:
+    from .serve import serve
+
+    serve(**{k: v for k, v in vars(options).items() if k != "command"})
     return 0
 
 
@@ -339,7 +364,7 @@ def run_device(options) -> int:
     return 0
 
 
-COMMANDS = {"data": run_data, "train": run_train, "evaluate": run_evaluate, "reproduce": run_reproduce, "explain": run_explain, "device": run_device}
+COMMANDS = {"data": run_data, "train": run_train, "evaluate": run_evaluate, "reproduce": run_reproduce, "explain": run_explain, "explore": run_explore, "device": run_device}
 
 
 def check_writable(path: Path) -> None:

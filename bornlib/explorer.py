@@ -1,369 +1,434 @@
-"""Evidence of a pair's words to look at and to play with: as a page, a figure, and an interactive widget (paper Figure 4)."""
+"""The word-evidence explorer: ask a model about a sentence pair and see, touch and doubt its reasons (paper Figure 4, Table 2).
+
+`explore` is the interactive explorer, `static` the same view as a figure. What is shown is computed in `explorer_view` and
+rendered in `explorer_html`; here are only the standard widgets that hold it.
+"""
 
 from __future__ import annotations
 
 import base64
-import csv
-import functools
 import html
 import io
 import json
-import math
-import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
-import torch
 
-from . import corpus, faithfulness, figures, profiles
-from .corpus import LABELS, SEP, Encoded, Vocabulary, encode
-from .evidence import Evidence
-from .models import NAMES, Model
-from .training import CheckpointError, load_checkpoint
+from . import explorer_html as render
+from . import faithfulness, figures
+from .corpus import LABELS, Pair, encode
+from .explorer_html import draw, page
+from .explorer_view import (
+    LOWEST,
+    SIDES,
+    Choice,
+    Gallery,
+    Subject,
+    View,
+    as_csv,
+    as_json,
+    compute,
+    explain,
+    find_checkpoint,
+    galleries,
+    look,
+    models_at_hand,
+    open_model,
+    record,
+    ring,
+)
+from .models import NAMES
 
-SIDES = ("premise", "hypothesis")
+__all__ = [  # what notebooks and the command line use, in one place
+    "Choice", "Explorer", "Subject", "as_json", "compute", "draw", "encode", "explain", "explore", "find_checkpoint", "galleries", "look", "open_model", "page",
+    "record", "static",
+]  # fmt: skip
 
-
-# ---------------------------------------------------------------------------------------------- models and evidence
-def find_checkpoint(name: str) -> Path:
-    """A checkpoint by file name, or a shipped one by its name ("born-seed0"). CheckpointError where there is none."""
-    path = Path(name)
-    shipped = profiles.CHECKPOINTS / f"{name}.safetensors"
-    if not path.is_file() and path.name == name and shipped.is_file():
-        return shipped
-    if not path.is_file():
-        known = sorted(p.stem for p in profiles.CHECKPOINTS.glob("*.safetensors"))
-        raise CheckpointError(f"{name}: no such checkpoint; shipped are {', '.join(known) or 'none'}")
-    return path
-
-
-@functools.lru_cache(maxsize=4)
-def open_model(name: str = "born", seed: int = 0, profile: str | None = None) -> tuple[Model, Vocabulary, dict]:
-    """Model (float64), vocabulary and metadata by model name or checkpoint file.
-
-    A model name takes the shipped weights, on every profile: they need no corpus. Profile "quick", or weights
-    that are not shipped (said once), take a mini model, trained on the spot.
-    """
-    if name not in NAMES:
-        return load_checkpoint(find_checkpoint(name), torch.float64)
-    path = profiles.CHECKPOINTS / profiles.checkpoint_name(name, seed)
-    if profile != "quick" and path.is_file():
-        return load_checkpoint(path, torch.float64)
-    if profile != "quick":
-        print(f"{path.name} is not shipped: a mini model of the mini corpus is used", file=sys.stderr)
-    return profiles.Profile("quick").model(name, seed, torch.float64)
+PREMISE, HYPOTHESIS = "A man plays guitar on stage.", "A woman is asleep."
+OWN, NONE, ANSWER, ANY = "none, I type my own", "none", "the answer", "any"
 
 
-def explain(model: Model, encoded: Encoded, target: int | None = None, nodes: str | int = "auto") -> Evidence:
-    """Evidence for one pair and class (default: the answer): exact for polynomial models, else integrated gradients.
-
-    `nodes` "auto" and "exact" are 256 and 4,096 nodes for integrated gradients, which no number makes exact.
-    """
-    if model.degree is None:
-        nodes = {"auto": 256, "exact": 4096}.get(nodes, nodes)
-    return faithfulness.explain(model, [encoded], targets=None if target is None else [target], nodes=nodes)[0]
-
-
-def as_json(evidence: Evidence) -> dict:
-    """The pair explained, as plain data: `words` in slot order with `<sep>`; `error_bound` is None where not known."""
-    e = evidence
-    return {
-        "answer": LABELS[int(np.argmax(e.probabilities))],
-        "class": LABELS[e.target],
-        "probabilities": {name: float(p) for name, p in zip(LABELS, e.probabilities, strict=True)},
-        "no_information_share": float(e.baseline),
-        "words": [
-            {"text": token, "sentence": SIDES[sentence], "evidence": float(value), "known": bool(known)}
-            for token, sentence, value, known in zip(e.encoded.tokens, e.encoded.sentence, e.values, e.encoded.known, strict=True)
-        ],
-        "gap": float(e.gap),
-        "nodes": int(e.nodes),
-        "error_bound": None if math.isnan(e.error_bound) else float(e.error_bound),
-    }
-
-
-def as_csv(evidence: Evidence) -> str:
-    """The words of `as_json` as CSV. A text that a spreadsheet would take for a formula gets a leading apostrophe."""
-    stream = io.StringIO()
-    writer = csv.DictWriter(stream, ["text", "sentence", "evidence", "known"], lineterminator="\n")
-    writer.writeheader()
-    for word in as_json(evidence)["words"]:
-        writer.writerow(word | {"text": "'" * word["text"].startswith(("=", "+", "-", "@")) + word["text"]})
-    return stream.getvalue()
-
-
-# ---------------------------------------------------------------------------------------------- page and figure
-def colours(value: float, scale: float) -> tuple[str, str]:
-    """Background and text colour of a word: blue speaks against the class, red for it, white is 0."""
-    background = mpl.colors.to_rgb(figures.EVIDENCE(0.5 + 0.5 * (value / scale if scale > 0 else 0.0)))
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in background]
-    dark = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] < 0.179  # white text reads better below this
-    return mpl.colors.to_hex(background), "#ffffff" if dark else "#000000"
-
-
-def strip_html(evidence: Evidence) -> str:
-    """The slots as an escaped HTML list: each word on its colour with its number below; for readers of both kinds."""
-    e = evidence
-    scale = float(np.abs(e.values).max(initial=0.0))
-    cells = []
-    for token, value, known in zip(e.encoded.tokens, e.values, e.encoded.known, strict=True):
-        background, ink = colours(float(value), scale)
-        note = "" if known else " <small>(unknown)</small>"
-        style = f"display:inline-block;text-align:center;margin:2px;padding:3px 6px;border:1px solid #999;border-radius:3px;background:{background};color:{ink}"
-        cells.append(f'<li style="{style}">{html.escape(token)}{note}<br><small>{value:+.3f}</small></li>')
-    title = f"evidence for {LABELS[e.target]}, word by word"
-    return f'<ul aria-label="{title}" style="list-style:none;padding:0;margin:4px 0">{"".join(cells)}</ul>'
-
-
-def answer_html(evidence: Evidence) -> str:
-    """The answer, the three probabilities as bars, and how the evidence adds up."""
-    e = evidence
-    rows = []
-    for name, p in zip(LABELS, e.probabilities, strict=True):
-        bar = f'<div style="background:{figures.LABEL_COLOURS[name]};height:0.8em;width:{160 * float(p):.0f}px"></div>'
-        rows.append(f'<tr><th scope="row" style="text-align:left;font-weight:normal">{name}</th><td>{p:.3f}</td><td style="width:165px">{bar}</td></tr>')
-    start = "no-information share" if e.unit == "probability" else "logit without words"
-    bound = "" if math.isnan(e.error_bound) else f", each word's error below {e.error_bound:.0e}"
-    cut = "".join(f"<p>The last {n} tokens of the {side} were cut.</p>" for side, n in zip(SIDES, e.encoded.cut, strict=True) if n)
-    return (
-        f"<p>answer: <strong>{LABELS[int(np.argmax(e.probabilities))]}</strong></p>"
-        f'<table><caption style="position:absolute;left:-9999px">class probabilities</caption>{"".join(rows)}</table>'
-        f"<p>{start} {e.baseline:.4f} + evidence {e.values.sum():+.4f} = {LABELS[e.target]} {e.score:.4f}"
-        f"<br><small>gap {e.gap:.0e} with {e.nodes} nodes{bound}</small></p>{cut}"
-    )
-
-
-def rankings_html(model: Model, encoded: Encoded, depth: int = 8) -> str:
-    """Every ranking of Table 2 for one pair as an escaped HTML table: a column a ranking, the words from first to last.
-
-    P and H name the sentence. A star: deleting the word alone changes the answer.
-    """
-    if not encoded.words.any():
-        return "<p>There is no word to rank.</p>"
-    deletions = faithfulness.Deletions(model, [encoded])
-    (words,), (flips,) = deletions.words, deletions.singles()[1]
-    decides = dict(zip(words, flips, strict=True))
-    scores = faithfulness.rankings(model, deletions)
-    orders = {name: faithfulness.orders([words], values)[0] for name, values in scores.items()}
-    head = "".join(f'<th scope="col" style="text-align:left;padding:2px 10px">{html.escape(name)}</th>' for name in orders)
-    rows = []
-    for k in range(min(depth, len(words))):
-        cells = "".join(
-            f'<td style="padding:2px 10px">{html.escape(encoded.tokens[o[k]])}{"*" if decides[o[k]] else ""} <small>{"PH"[encoded.sentence[o[k]]]}</small></td>'
-            for o in orders.values()
-        )
-        rows.append(f'<tr><th scope="row">{k + 1}</th>{cells}</tr>')
-    caption = "words from first to last (P premise, H hypothesis); * deleting this word alone changes the answer"
-    return f'<table><caption style="text-align:left">{caption}</caption><tr><th scope="col">rank</th>{head}</tr>{"".join(rows)}</table>'
-
-
-def page(evidence: Evidence, model: str = "born") -> str:
-    """A self-contained HTML page about one pair; every text is escaped."""
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>Evidence per word</title></head>\n'
-        '<body style="font-family:sans-serif;max-width:60em;margin:2em auto;color:#222;background:#fff">\n'
-        f"<h1>Evidence for {LABELS[evidence.target]}</h1>\n<p>model: {html.escape(model)}. Red words speak for the class, blue ones against it.</p>\n"
-        f"{strip_html(evidence)}\n{answer_html(evidence)}\n</body></html>\n"
-    )
-
-
-def draw(evidence: Evidence, marks: np.ndarray | None = None) -> plt.Figure:
-    """One pair's strip of words, shaded by evidence, with the answer as its title."""
-    e = evidence
-    with plt.rc_context():
-        figures.use_style()
-        lines = math.ceil(sum(8 + 6.5 * len(token) for token in e.encoded.tokens) / 560)  # points of text on 560 points of width
-        figure, ax = plt.subplots(figsize=(8.0, 0.4 + 0.3 * lines))
-        figures.draw_word_strip(ax, e.encoded.tokens, e.values, marks)
-        answer = LABELS[int(np.argmax(e.probabilities))]
-        ax.set_title(f"answer {answer} (P = {e.probabilities.max():.3f}), evidence for {LABELS[e.target]}")
-        plt.close(figure)  # shown where it is returned, not a second time by the notebook
-    return figure
-
-
-def static(premise: str, hypothesis: str, model: str = "born", seed: int = 0, profile: str | None = None) -> plt.Figure:
+def static(
+    premise: str = PREMISE, hypothesis: str = HYPOTHESIS, model: str = "born", seed: int = 0, profile: str | None = None
+) -> plt.Figure:
     """What the explorer shows at first, as a figure: for a notebook that is read, not run."""
-    loaded, vocabulary, _ = open_model(model, seed, profile)
-    return draw(explain(loaded, encode(premise, hypothesis, vocabulary)))
+    return draw([look(Subject.typed(premise, hypothesis), Choice(model, seed), profile)])
 
 
-# ---------------------------------------------------------------------------------------------- the widget
-OWN = "your own pair"
+def explore(
+    premise: str = PREMISE,
+    hypothesis: str = HYPOTHESIS,
+    model: str = "born",
+    seed: int = 0,
+    profile: str | None = None,
+    pairs: Sequence[Pair] | str | Path | None = None,
+):
+    """The explorer of a pair's evidence, for a live notebook or a voila page (standard ipywidgets).
 
-
-class Explorer:
-    """The interactive explorer; `widget` is what a notebook shows. See `explore`.
-
-    `deleted` lists slots of the full pair in the order in which they were deleted; `evidence` belongs to the pair
-    without them.
+    `model` is a model's name (the shipped weights of `seed`) or a checkpoint file, `pairs` are your own pairs to step through, or a CSV
+    file in e-SNLI's schema. `static` gives the same as a figure where nobody can press a button.
     """
+    return Explorer(premise, hypothesis, model, seed, profile, pairs).widget
 
-    def __init__(self, premise: str, hypothesis: str, model: str, seed: int, profile: str | None):
+
+# ---------------------------------------------------------------------------------------------- one pair's panel
+class Panel:
+    """One pair's widgets. `subject` is the pair with what was deleted, `view` what is shown; `changed` is called when a person changes the pair."""
+
+    def __init__(self, subject: Subject, changed: Callable[[], None], guarded: Callable[[Callable[[], None]], bool]):
         import ipywidgets as w
 
-        self.profile, self.deleted, self._choosing = profile, [], False
-        wide, described = w.Layout(width="46em", max_width="98%"), {"description_width": "6.5em"}
-        self.examples = {f"{i + 1}. {p.premise} / {p.hypothesis}": p for i, p in enumerate(corpus.load_examples())}
-        self.example = w.Dropdown(options=[OWN, *self.examples], value=OWN, description="Example", layout=wide, style=described)
-        self.premise = w.Text(premise, description="Premise", continuous_update=False, layout=wide, style=described)
-        self.hypothesis = w.Text(hypothesis, description="Hypothesis", continuous_update=False, layout=wide, style=described)
-        choices = [(f"{figures.MODEL_NAMES[m]}, seed {s}" if m in NAMES else Path(m).name, (m, s)) for m, s in self._models(model, seed)]
-        self.model = w.Dropdown(options=choices, value=(model, seed), description="Model", style=described)
-        self.target = w.Dropdown(options=["the answer", *LABELS], description="Explain", style=described)
-        self.message = w.HTML()
-        self.first = w.HTML()
+        self.changed, self.guarded, self.subject, self.view = changed, guarded, subject, None
+        self._loading = False
+        wide, described = w.Layout(width="98%"), {"description_width": "6.5em"}
+        self.texts = [
+            w.Text(description=side.capitalize(), continuous_update=True, layout=wide, style=described) for side in SIDES
+        ]
         self.words = w.Box(layout=w.Layout(flex_flow="row wrap"))
-        self.answer = w.HTML()
-        self.undo = w.Button(description="Undo", tooltip="bring the last deleted word back", icon="undo")
-        self.reset = w.Button(description="Reset", tooltip="bring every word back", icon="refresh")
-        self.rank = w.Button(description="Compare rankings", tooltip="rank the words by every method")
-        self.export = w.Button(description="Export", tooltip="links to PNG, CSV and JSON files", icon="download")
-        self.links, self.rankings = w.HTML(), w.HTML()
-        self.example.observe(self._choose, "value")
-        for source in (self.premise, self.hypothesis, self.model):
-            source.observe(self._changed, "value")
-        self.target.observe(lambda _: self._update(), "value")
-        self.undo.on_click(lambda _: self._back(1))
-        self.reset.on_click(lambda _: self._back(len(self.deleted)))
-        self.rank.on_click(lambda _: self._guarded(self._show_rankings))
-        self.export.on_click(lambda _: self._guarded(self._show_links))
-        help_text = "<p>Red words speak for the class, blue ones against it. Press a word to delete it; <code>&lt;sep&gt;</code> and punctuation stay.</p>"
+        self._word_layout = w.Layout(width="auto", height="auto", min_height="32px")
+        self.first = w.Button(description="Delete the top word", tooltip="delete the word that the ranking puts first")
+        self.lowest = w.Button(description="Delete the lowest five", tooltip="delete the five words that the ranking puts last")
+        self.restore = w.Button(description="Restore all", tooltip="bring every deleted word back")
+        for button in (self.first, self.lowest, self.restore):
+            button.layout.width = "auto"
+        self.old = w.Dropdown(description="Replace", layout=w.Layout(width="16em"), style={"description_width": "5em"})
+        self.new = w.Text(
+            description="by",
+            placeholder="word, then Enter",
+            continuous_update=False,
+            layout=w.Layout(width="14em"),
+            style={"description_width": "2em"},
+        )
+        self.key, self.second, self.answer = w.HTML(), w.HTML(), w.HTML()
+        for side, text in enumerate(self.texts):
+            text.observe(lambda change, side=side: self._typed(side, change["new"]), "value")
+        self.first.on_click(lambda _: self.delete(self.view.order[:1]))
+        self.lowest.on_click(lambda _: self.delete(self.view.order[::-1][:LOWEST]))
+        self.restore.on_click(lambda _: self.show(self.subject.restored()))
+        self.new.observe(lambda _: self._replace(), "value")
         self.widget = w.VBox(
             [
-                self.example, self.premise, self.hypothesis, w.HBox([self.model, self.target]), w.HTML(help_text), self.message,
-                self.words, self.answer, self.first, w.HBox([self.undo, self.reset, self.rank, self.export]), self.links, self.rankings,
-            ]
+                *self.texts, self.words, self.key,
+                w.HBox([self.first, self.lowest, self.restore, self.old, self.new], layout=w.Layout(flex_flow="row wrap")),
+                self.answer, self.second,
+            ],
+            layout=w.Layout(flex="1 1 28em", min_width="0"),
         )  # fmt: skip
-        self._update()
-
-    def _models(self, model: str, seed: int) -> list[tuple[str, int]]:
-        """Models and seeds that need no training now."""
-        folder = profiles.Profile("quick").checkpoints if self.profile == "quick" else profiles.CHECKPOINTS
-        there = [(m, s) for m in NAMES for s in profiles.SEEDS if (folder / profiles.checkpoint_name(m, s)).is_file()]
-        return there if (model, seed) in there else [(model, seed), *there]
+        self._fill()
 
     # what a person does
-    def _choose(self, change) -> None:
-        pair = self.examples.get(change["new"])
-        if pair is not None:
-            self._choosing = True
-            self.premise.value, self.hypothesis.value = pair.premise, pair.hypothesis
-            self._choosing = False
-            self._changed(None)
+    def show(self, subject: Subject) -> None:
+        """Show another pair, or this one with other words deleted."""
+        self.subject = subject
+        self._fill()
+        self.changed()
 
-    def _changed(self, _) -> None:
-        if not self._choosing:
-            self.deleted = []
-            pair = self.examples.get(self.example.value)
-            if pair is not None and (pair.premise, pair.hypothesis) != (self.premise.value, self.hypothesis.value):
-                self.example.value = OWN
-            self._update()
+    def press(self, slot: int) -> None:
+        """Delete a word, or bring it back. `<sep>` and punctuation stay."""
+        if self.view is not None and self.view.full.words[slot]:
+            self.show(self.subject.toggled(slot))
 
-    def delete(self, slot: int) -> None:
-        """Delete a slot of the full pair and show the new answer; the next word gets the keyboard's focus."""
-        place = slot - sum(i < slot for i in self.deleted)
-        self.deleted = [*self.deleted, slot]
-        self._update()
-        following = [b for b in self.words.children[place:] if not b.disabled] or [self.undo]
-        following[0].focus()
+    def delete(self, slots: Sequence[int]) -> None:
+        self.show(self.subject.without(slots))
 
-    def _back(self, steps: int) -> None:
-        if steps and self.deleted:
-            self.deleted = self.deleted[:-steps]
-            self._update()
+    def _typed(self, side: int, text: str) -> None:
+        if not self._loading:
+            self.subject = self.subject.with_text(side, text)
+            self.changed()
+
+    def _replace(self) -> None:
+        text = self.new.value
+        if text and self.view is not None and self.old.value is not None:
+            replaced = []
+            if self.guarded(lambda: replaced.append(self.subject.replaced(self.view.full, self.old.value, text))):
+                self.new.value = ""
+                self.show(replaced[0])
 
     # what is shown
-    def _target(self) -> int | None:
-        return LABELS.index(self.target.value) if self.target.value in LABELS else None
+    def _fill(self) -> None:
+        self._loading = True
+        for text, value, tokens in zip(
+            self.texts, self.subject.texts, (self.subject.premise, self.subject.hypothesis), strict=True
+        ):
+            if not text.value or Subject.typed(text.value, "").premise != tokens:  # what a person typed stays as it was typed
+                text.value = value
+        self._loading = False
 
-    def _guarded(self, action) -> bool:
+    def fill(self, view: View, scale: float) -> None:
+        """Everything about a view, on a colour scale that other panels share. Only what differs is sent."""
+        self.view = view
+        self._buttons(view)
+        self.key.value = self._style(view, scale) + render.key_html(scale, render.unit_of(view))
+        second = (
+            ""
+            if view.second is None
+            else f"<p>{html.escape(view.choice.second)}, full colour at {render.scale_of(view.second):.3g}:</p>"
+        )
+        self.second.value = second and second + render.strip_html(view, view.second, view.choice.second)
+        self.answer.value = (
+            '<div style="line-height:1.4;display:flex;flex-wrap:wrap;column-gap:2em">'
+            f'<div role="status" aria-live="polite" class="bornlib-answer">{render.answer_html(view)}</div>{render.curve_html(view)}</div>'
+        )
+        options = [(f"{i + 1}. {view.full.tokens[i]}", int(i)) for i in np.flatnonzero(view.full.words)]
+        if tuple(options) != tuple(self.old.options):
+            place = self.old.index or 0
+            self.old.options = options
+            self.old.index = min(place, len(options) - 1) if options else None
+        self.first.disabled = self.lowest.disabled = not len(view.order)
+        self.restore.disabled = not view.subject.deleted
+
+    def clear(self) -> None:
+        """Nothing about a pair stays in sight that can't be computed."""
+        self.view, self.words.children = None, ()
+        for part in (self.key, self.second, self.answer):
+            part.value = ""
+
+    def _buttons(self, view: View) -> None:
+        """A button a slot. Those of words that stay are used again: that keeps the keyboard's focus, and little is sent."""
+        import ipywidgets as w
+
+        marks = [f"; marked by annotator {', '.join(map(str, m))}" if m else "" for m in view.marks]
+        wanted = []
+        for slot, token in enumerate(view.full.tokens):
+            text = token + render.mark_digits(view.marks[slot]) + ("" if view.full.known[slot] else " (unknown)")
+            tip = (
+                f"press to {'bring back' if slot in view.subject.deleted else 'delete'}"
+                if view.full.words[slot]
+                else "can't be deleted"
+            )
+            wanted.append((text, f"{token} ({SIDES[view.full.sentence[slot]]}): {tip}{marks[slot]}"))
+        have = list(self.words.children)
+        texts = [[b.description for b in have], [text for text, _ in wanted]]
+        same = next((k for k, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), min(map(len, texts)))
+        tail = next(
+            (k for k, (a, b) in enumerate(zip(*(t[same:][::-1] for t in texts), strict=False)) if a != b),
+            min(len(t) - same for t in texts),
+        )
+        between = have[same : len(have) - tail]
+        more = len(wanted) - len(have)
+        new = [w.Button(layout=self._word_layout) for _ in range(more)]
+        for button in new:
+            button.add_class("bornlib-word").add_class(_own_class(button))
+            button.on_click(lambda b: self.press(self.words.children.index(b)))
+        if more:
+            kept = len(between) + more if more < 0 else len(between)
+            self.words.children = (*have[:same], *between[:kept], *new, *have[len(have) - tail :])
+            for button in between[kept:]:
+                button.style.close()
+                button.close()
+        for button, (text, tip) in zip(self.words.children, wanted, strict=True):
+            with button.hold_sync():
+                button.description, button.tooltip = text, tip
+
+    def _style(self, view: View, scale: float) -> str:
+        """Colours and numbers of all words as one style sheet: one message instead of one or two a word."""
+        rules = []
+        for slot, button in enumerate(self.words.children):
+            value = float(view.scores[slot])
+            background, ink = render.colours(value, scale)
+            line = ";text-decoration:line-through" if slot in view.subject.deleted else ""
+            border = "solid" if view.full.words[slot] else "dotted"
+            name = f".bornlib-word.{_own_class(button)}"
+            rules.append(f"{name}{{background:{background}!important;color:{ink}!important;border:1px {border} #777{line}}}")
+            rules.append(f'{name}::after{{content:" {render.number(value)}"}}')
+        return f"<style>.bornlib-word::after{{white-space:pre}}{''.join(rules)}</style>"
+
+
+def _own_class(button) -> str:
+    return f"bornlib-{button.model_id}"
+
+
+# ---------------------------------------------------------------------------------------------- the whole explorer
+class Explorer:
+    """The interactive explorer; `widget` is what a notebook shows. See `explore`. `panels` are one pair's, or two side by side."""
+
+    def __init__(self, premise: str, hypothesis: str, model: str, seed: int, profile: str | None, pairs=None):
+        import ipywidgets as w
+
+        self.profile, self._quiet = profile, False
+        self.galleries = galleries(profile, pairs)
+        described = {"description_width": "6.5em"}
+        row = w.Layout(flex_flow="row wrap")
+
+        def choice(name: str, options, width: str, value) -> w.Dropdown:
+            return w.Dropdown(
+                options=options, value=value, description=name, layout=w.Layout(width=width, max_width="98%"), style=described
+            )
+
+        def button(name: str, tooltip: str) -> w.Button:
+            return w.Button(description=name, tooltip=tooltip, layout=w.Layout(width="auto"))
+
+        there = models_at_hand(profile)
+        there = there if (model, seed) in there else [(model, seed), *there]
+        names = [(f"{figures.MODEL_NAMES[m]}, seed {s}" if m in NAMES else Path(m).name, (m, s)) for m, s in there]
+        self.model = choice("Model", names, "25em", (model, seed))
+        self.target = choice("Explain", [ANSWER, *LABELS], "16em", ANSWER)
+        self.ranking = choice("Shade by", [faithfulness.EVIDENCE], "20em", faithfulness.EVIDENCE)
+        self.second = choice("Beside it", [NONE], "20em", NONE)
+        self.compare = w.ToggleButton(
+            value=False, description="Compare two pairs", tooltip="a second pair side by side", layout=w.Layout(width="auto")
+        )
+
+        self.source = choice("Pairs", [OWN, *self.galleries], "19em", OWN)
+        self.label = choice("Label", [ANY, *LABELS], "15em", ANY)
+        self.search = w.Text(
+            description="With word", placeholder="any", continuous_update=False, layout=w.Layout(width="16em"), style=described
+        )
+        self.wrong = w.Checkbox(description="only wrong answers", indent=False, layout=w.Layout(width="auto", margin="0 1em"))
+        self.index = w.BoundedIntText(description="Number", min=0, max=0, layout=w.Layout(width="12em"), style=described)
+        self.previous, self.next, self.random = (
+            button(name, tip)
+            for name, tip in (
+                ("Previous", "the pair before that fits"),
+                ("Next", "the next pair that fits"),
+                ("Random", "any pair that fits"),
+            )
+        )
+        self.message, self.links, self.rankings = w.HTML(), w.HTML(), w.HTML()
+        self.export, self.rank = (
+            button("Export", "links to HTML, PNG, JSON and CSV files of this view"),
+            button("All rankings", "the words in the order of every ranking"),
+        )
+        self._generator = np.random.default_rng()
+        self.panels = [Panel(Subject.typed(premise, hypothesis), self.update, self._guarded)]
+        self.pairs = w.HBox([self.panels[0].widget], layout=w.Layout(flex_flow="row wrap", grid_gap="1em"))
+
+        self.source.observe(lambda _: self._step(0), "value")
+        for filter in (self.label, self.search, self.wrong):
+            filter.observe(lambda _: self._step(0), "value")
+        self.index.observe(lambda _: self._goto(), "value")
+        self.previous.on_click(lambda _: self._step(-1))
+        self.next.on_click(lambda _: self._step(1))
+        self.random.on_click(lambda _: self._step(None))
+        for chosen in (self.model, self.target, self.ranking, self.second):
+            chosen.observe(lambda _: self._quiet or self.update(), "value")
+        self.compare.observe(lambda _: self._compare(), "value")
+        self.export.on_click(lambda _: self._guarded(self._show_links))
+        self.rank.on_click(lambda _: self._guarded(self._show_rankings))
+        text = "<p>Type, or press a word to delete it and again to bring it back. Red speaks for the class, blue against it.</p>"
+        self.widget = w.VBox(
+            [
+                w.HBox([self.source, self.label, self.search, self.wrong], layout=row),
+                w.HBox([self.index, self.previous, self.next, self.random], layout=row),
+                w.HBox([self.model, self.target, self.ranking, self.second, self.compare], layout=row),
+                w.HTML(text), self.message, self.pairs, w.HBox([self.export, self.rank], layout=row), self.links, self.rankings,
+            ]
+        )  # fmt: skip
+        self._step_buttons()
+        self.update()
+
+    # what a person does
+    def _gallery(self) -> Gallery | None:
+        return None if self.source.value == OWN else self.galleries[self.source.value]()
+
+    def _step(self, step: int | None) -> None:
+        """To the pair that fits after (1) or before (-1) the number, the first from it on (0), or a random one (None)."""
+        if not self._quiet:
+            self._guarded(lambda: self._find(step), "looking …")
+
+    def _find(self, step: int | None) -> None:
+        gallery = self._gallery()
+        self._step_buttons()
+        if gallery is None:
+            return
+        matching = gallery.matching(None if self.label.value == ANY else LABELS.index(self.label.value), self.search.value)
+        here = min(self.index.value, len(gallery.pairs) - 1)
+        candidates = self._generator.permutation(matching) if step is None else ring(matching, here - (step == 0), step or 1)
+        wrong = (self.model.value, *open_model(*self.model.value, self.profile)[:2]) if self.wrong.value else None
+        found = gallery.find(candidates, wrong)
+        if found is None:
+            raise ValueError("no pair fits; take another label, word or model")
+        self._quiet = True
+        self.index.max = len(gallery.pairs) - 1
+        self.index.value = found
+        self._quiet = False
+        self.panels[0].show(gallery.subject(found))
+
+    def _goto(self) -> None:
+        gallery = None if self._quiet else self._gallery()
+        if gallery is not None:
+            self.panels[0].show(gallery.subject(self.index.value))
+
+    def _step_buttons(self) -> None:
+        for part in (self.label, self.search, self.wrong, self.index, self.previous, self.next, self.random):
+            part.disabled = self.source.value == OWN
+
+    def _compare(self) -> None:
+        self.panels = self.panels[:1]
+        if self.compare.value:
+            self.panels.append(Panel(self.panels[0].subject, self.update, self._guarded))
+        self.pairs.children = [p.widget for p in self.panels]
+        self.update()
+
+    # what is shown
+    @property
+    def choice(self) -> Choice:
+        target = LABELS.index(self.target.value) if self.target.value in LABELS else None
+        return Choice(*self.model.value, target, self.ranking.value, None if self.second.value == NONE else self.second.value)
+
+    def _guarded(self, action: Callable[[], None], busy: str = "") -> bool:
         """Run an action, True where it succeeds; what goes wrong is shown, escaped, instead of a traceback that a widget hides."""
-        self.message.value = "<p role='status'>computing …</p>"
+        self.message.value = busy and f"<p role='status'>{busy}</p>"
         try:
             action()
         except (ValueError, OSError) as error:
             self.message.value = f"<p role='alert'><strong>{html.escape(str(error))}</strong></p>"
             return False
-        self.message.value = ""
+        if busy:
+            self.message.value = ""
         return True
 
-    def _update(self) -> None:
+    def update(self) -> None:
+        """Compute and show everything anew."""
         self.links.value = self.rankings.value = ""
-        shown = self._guarded(self._show)
+        shown = self._guarded(self._show, "" if self._ready() else "computing …")
         self.rank.disabled = self.export.disabled = not shown
         if not shown:
-            self.words.children, self.answer.value, self.first.value = (), "", ""
+            for panel in self.panels:
+                panel.clear()
+
+    def _ready(self) -> bool:
+        """True where the view is there in a moment: the model is open and its evidence needs no integrated gradients."""
+        return getattr(self, "_open", None) == self.model.value and self._fast
 
     def _show(self) -> None:
-        self.loaded, vocabulary, _ = open_model(*self.model.value, self.profile)
-        self.full = encode(self.premise.value, self.hypothesis.value, vocabulary)
-        self.evidence = explain(self.loaded, self.full.without(self.deleted), self._target())
-        kept = [i for i in range(len(self.full.ids)) if i not in set(self.deleted)]
-        scale = float(np.abs(self.evidence.values).max(initial=0.0))
-        before = self.words.children
-        self.words.children = [self._button(slot, float(value), scale) for slot, value in zip(kept, self.evidence.values, strict=True)]
-        for button in before:
-            button.close()
-        self.answer.value = f"<div role='status' aria-live='polite' class='bornlib-answer'>{answer_html(self.evidence)}</div>"
-        self.first.value = self._history()
-        self.undo.disabled = self.reset.disabled = not self.deleted
-        self.undo.description = f"Undo ({len(self.deleted)})" if self.deleted else "Undo"
-
-    def _button(self, slot: int, value: float, scale: float):
-        import ipywidgets as w
-
-        token, side = self.full.tokens[slot], SIDES[self.full.sentence[slot]]
-        background, ink = colours(value, scale)
-        note = "" if self.full.known[slot] else " (unknown)"
-        button = w.Button(
-            description=f"{token}{note} {value:+.3f}",
-            tooltip=f"delete “{token}” from the {side}" if self.full.words[slot] else token,
-            disabled=not self.full.words[slot],
-            style={"button_color": background, "text_color": ink},
-            layout=w.Layout(width="auto", border="1px solid #999"),
-        )
-        if token == SEP:
-            button.tooltip = "the separator between the sentences can't be deleted"
-        button.on_click(lambda _: self.delete(slot))
-        return button
-
-    def _history(self) -> str:
-        if not self.deleted:
-            return ""
-        whole = explain(self.loaded, self.full, self._target())
-        before, after = (LABELS[int(np.argmax(e.probabilities))] for e in (whole, self.evidence))
-        words = ", ".join(f"<del>{html.escape(self.full.tokens[i])}</del>" for i in self.deleted)
-        verdict = "the answer is the same" if before == after else "the answer has changed"
-        return f"<p>without {words}: {before} → <strong>{after}</strong> ({verdict})</p>"
+        model, vocabulary, _ = open_model(*self.model.value, self.profile)
+        self._open, self._fast = self.model.value, model.degree is not None
+        possible = faithfulness.ranking_names(model)
+        if tuple(self.ranking.options) != possible:
+            self._quiet = True
+            for part, options in ((self.ranking, possible), (self.second, (NONE, *possible))):
+                kept = part.value if part.value in options else options[0]
+                part.options = options
+                part.value = kept
+            self._quiet = False
+        views = [compute(p.subject, self.choice, model, vocabulary) for p in self.panels]
+        scale = render.scale_of(*(v.scores for v in views))
+        for panel, view in zip(self.panels, views, strict=True):
+            panel.fill(view, scale)
 
     def _show_rankings(self) -> None:
-        self.rankings.value = rankings_html(self.loaded, self.evidence.encoded)
+        model = open_model(*self.model.value, self.profile)[0]
+        self.rankings.value = "".join(render.rankings_html(model, p.view.evidence.encoded) for p in self.panels)
+
+    def files(self) -> dict[str, tuple[str, bytes]]:
+        """The view as files: name to (media type, content)."""
+        views, picture = [p.view for p in self.panels], io.BytesIO()
+        draw(views).savefig(picture, format="png", metadata={"Software": None})
+        records = [record(v) for v in views]
+        text = json.dumps(records[0] if len(records) == 1 else records, ensure_ascii=False, indent=1, allow_nan=False)
+        return {
+            "evidence.html": ("text/html", page(views).encode()),
+            "evidence.png": ("image/png", picture.getvalue()),
+            "evidence.json": ("application/json", text.encode()),
+            "evidence.csv": ("text/csv", as_csv(views[0].evidence).encode()),
+        }
 
     def _show_links(self) -> None:
-        picture = io.BytesIO()
-        draw(self.evidence).savefig(picture, format="png")
-        files = {
-            "evidence.png": ("image/png", picture.getvalue()),
-            "evidence.csv": ("text/csv", as_csv(self.evidence).encode()),
-            "evidence.json": ("application/json", json.dumps(as_json(self.evidence), ensure_ascii=False, indent=1).encode()),
-        }
         links = [
-            f'<a style="color:#0645ad;text-decoration:underline" download="{name}" href="data:{kind};base64,{base64.b64encode(data).decode()}">{name}</a>' for name, (kind, data) in files.items()
+            f'<a style="text-decoration:underline" download="{name}" href="data:{kind};base64,{base64.b64encode(data).decode()}">{name}</a>'
+            for name, (kind, data) in self.files().items()
         ]
         self.links.value = f"<p>{' · '.join(links)}</p>"
-
-
-def explore(
-    premise: str = "A man plays guitar on stage.",
-    hypothesis: str = "A woman is asleep.",
-    model: str = "born",
-    seed: int = 0,
-    profile: str | None = None,
-):
-    """An explorer of one pair's evidence, for a live notebook (ipywidgets): type, choose, delete words, export.
-
-    `static` gives the same as a figure where nobody can press a button.
-    """
-    return Explorer(premise, hypothesis, model, seed, profile).widget
