@@ -58,9 +58,10 @@ def test_readings_are_those_of_single_runs(model, pair):
 def test_many_shots_give_the_exact_answer_and_few_do_not(model, pair):
     assert widgets.settle(model, pair, 10**9, repeats=4).right == (1.0, 1.0)
     few = widgets.settle(model, pair, 1, repeats=12)
-    assert min(few.right) < 1
-    again = widgets.settle(model, pair, 1, repeats=12)
-    assert np.array_equal(again.tops, few.tops) and not np.array_equal(widgets.settle(model, pair, 1, 12, seed=1).tops, few.tops)
+    assert min(few.right) < 1 and few.tops.max() == 1, "one shot reads 1 or -1: every |w|^2 is 2 and all readings are alike"
+    some = widgets.settle(model, pair, 8, repeats=12)
+    assert np.array_equal(widgets.settle(model, pair, 8, repeats=12).tops, some.tops)
+    assert not np.array_equal(widgets.settle(model, pair, 8, repeats=12, seed=1).tops, some.tops)
 
 
 def test_handles_change_the_picture(model, pair):
