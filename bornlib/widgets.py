@@ -279,11 +279,10 @@ def settle_all(
     return tuple(settle(model, encoded, n, repeats, int(k)) for n, k in zip(shots, seeds, strict=True))
 
 
-def shots_explorer(model: BornTransformer, encoded: Encoded, shots: tuple[int, ...] = SHOTS, repeats: int = 20, seed: int = 0):
-    """`draw_shots` with a slider: how many shots until the answer and the top word settle. All readings are drawn when it opens."""
+def shots_explorer(settled: tuple[Settled, ...]):
+    """`draw_shots` with a slider over what `settle_all` gave: how many shots until the answer and the top word settle."""
     import ipywidgets as w
 
-    settled = settle_all(model, encoded, shots, repeats, seed)
     slider = w.SelectionSlider(
         options=[(f"{s.shots:,}", k) for k, s in enumerate(settled)], value=len(settled) // 2, description="Shots"
     )

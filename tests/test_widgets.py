@@ -68,7 +68,7 @@ def test_handles_change_the_picture(model, pair):
     for widget, turn in (
         (widgets.attention_explorer(model, pair), lambda h: setattr(h[0], "value", 1)),
         (widgets.path_explorer(model, pair), lambda h: setattr(h[0], "value", 0.5)),
-        (widgets.shots_explorer(model, pair, (1, 10**6), repeats=3), lambda h: setattr(h[0], "value", 0)),
+        (widgets.shots_explorer(widgets.settle_all(model, pair, (1, 10**6), repeats=3)), lambda h: setattr(h[0], "value", 0)),
     ):
         before = pictures(widget)
         assert before.startswith(b"\x89PNG")
