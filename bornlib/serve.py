@@ -51,6 +51,8 @@ def explore_code(model: str, seed: int, profile: str | None, pairs: Path | None)
 
 def free_port(first: int, tries: int = 50) -> int:
     """The first port from `first` on that nobody uses. ValueError where there is none."""
+    if not 1 <= first <= 65535:
+        raise ValueError(f"port: expected 1 to 65535, got {first}")
     for port in range(first, min(first + tries, 65536)):
         with socket.socket() as probe:
             try:
@@ -71,9 +73,9 @@ def serve(
     dark: bool = False,
 ) -> None:
     """Serve the explorer until it is stopped (Ctrl-C); opens a browser where there is one."""
-    explorer.look(
-        explorer.Subject.typed("", ""), explorer.Choice(model, seed), profile
-    )  # what is wrong is said here, not on the page
+    port = free_port(port)
+    choice = explorer.Choice(model, seed)
+    explorer.look(explorer.Subject.typed("", ""), choice, profile)  # what is wrong is said here, not on the page
     if pairs is not None:
         explorer.galleries(profile, pairs)["your pair"]()
     with tempfile.TemporaryDirectory(prefix="bornlib-") as folder:
@@ -81,7 +83,6 @@ def serve(
         os.environ["JUPYTER_PATH"] = os.pathsep.join([folder, *filter(None, [os.environ.get("JUPYTER_PATH")])])
         from voila.app import main
 
-        port = free_port(port)
         print(f"The explorer is at http://127.0.0.1:{port}/  (Ctrl-C stops it)", flush=True)
         extra = [
             f"--port={port}",

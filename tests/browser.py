@@ -86,3 +86,36 @@ def _wait(address: str, process, log: Path) -> None:
             pass
         time.sleep(0.25)
     raise AssertionError(f"no answer from {address} in {PATIENCE} s")
+
+
+def picture(path: Path) -> None:
+    """A picture of the explorer with the paper's pair (typed, where e-SNLI is not there): `python -m tests.browser figures/explorer.png`."""
+    import tempfile
+
+    from bornlib.corpus import data_folder
+    from bornlib.serve import free_port
+
+    port = free_port(18766)
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = ["bornlib", "explore", "--no-browser", f"--port={port}"]
+        with serving(arguments, f"http://127.0.0.1:{port}/", Path(folder)) as address, opened(1120, 760) as page:
+            page.goto(address)
+            page.locator(".bornlib-check").wait_for()
+            if data_folder() is None:
+                page.get_by_label("Premise").fill("Men play hockey.")
+                page.get_by_label("Hypothesis").fill("Aliens play")
+            else:
+                page.get_by_label("Pairs").select_option("test pair")
+                page.get_by_role("button", name="Next", exact=True).and_(page.locator(":enabled")).wait_for()
+                page.get_by_role("spinbutton", name="Number").fill("3763")
+                page.get_by_role("spinbutton", name="Number").press("Enter")
+            page.get_by_role("button", name="aliens").wait_for()
+            page.get_by_label("Beside it").select_option("attention")
+            page.get_by_text("Rank correlation").wait_for()
+            page.mouse.click(1000, 700)  # no field keeps the focus
+            page.wait_for_timeout(500)
+            page.screenshot(path=path)
+
+
+if __name__ == "__main__":
+    picture(Path(sys.argv[1]))

@@ -48,7 +48,7 @@ def fails(capsys, *arguments):
 
 
 # ---------------------------------------------------------------------------------------------- help
-@pytest.mark.parametrize("command", ["", "data", "data status", "data fetch", "data verify", "train", "evaluate", "reproduce", "explain"])
+@pytest.mark.parametrize("command", ["", "data", "data status", "data fetch", "data verify", "train", "evaluate", "reproduce", "explain", "explore", "device"])
 def test_help_has_examples(command, capsys):
     with pytest.raises(SystemExit) as caught:
         main([*command.split(), "--help"])
