@@ -532,6 +532,14 @@ def test_exact_reading_changes_nothing(model):
     np.testing.assert_allclose(exact, alone, atol=1e-13)
 
 
+def test_nothing_is_read_of_padding(model):
+    """Shorter pairs of a batch must not let an error of reading wake up the slots that they do not have."""
+    off = measured_model(model, lambda b, w: w + 0.05)
+    alone = np.concatenate([overlaps.probabilities(off, [p]) for p in PAIRS])
+    np.testing.assert_allclose(overlaps.probabilities(off, PAIRS), alone, atol=1e-13)
+    assert np.abs(alone - overlaps.probabilities(model, PAIRS)).max() > 1e-4
+
+
 def test_a_common_visibility_cancels_in_the_rows(model):
     dim = overlaps.probabilities(measured_model(model, hadamard_noise(None, torch.Generator(), visibility=0.6)), PAIRS)
     np.testing.assert_allclose(dim, overlaps.probabilities(model, PAIRS), atol=1e-12)
