@@ -116,7 +116,7 @@ def draw_needs(panels: Sequence[Mapping], width: float = 7.5) -> plt.Figure:
 
     A panel has `x`, `xlabel`, `series` (name to shares, each (mean, low, high) arrays over x) and `need`, the x where the top word is right in 95 %.
     """
-    colours = {"top word": DEVICE, "top 3 words": MODEL_COLOURS["poly"], "answer": PULSE}
+    colours = {"top word": DEVICE, "top 3 words": MODEL_COLOURS["poly"], "top word, noise model": PULSE}
     rows = -(-len(panels) // 2)
     lowest = min(np.min(low) for panel in panels for _, low, _ in panel["series"].values())
     figure, axes = plt.subplots(rows, 2, figsize=(width, 2.3 * rows), sharey=True)
