@@ -113,7 +113,7 @@ def draw_post_selection(
     a.scatter(slots, passing, s=7, color=colour, alpha=0.6, lw=0)
     for low in (8, 16, 32, 64):
         a.axvline(low + 0.5, color="#BBBBBB", lw=0.7, ls=":", zorder=0)
-    a.set(yscale="log", xlabel="slots (words, <sep> and reference)", ylabel="$P_{pass}$", title="A pair's circuit passes")
+    a.set(yscale="log", xlabel="slots (words, <sep> and reference)", ylabel="$P_{pass}$", title="Share of runs that pass")
     a.set_xlim(slots.min() - 2, slots.max() + 2)
     low, middle, high = np.quantile(stages, (0.05, 0.5, 0.95), axis=0)
     x = np.arange(len(names))
@@ -130,8 +130,10 @@ def draw_shots(shots: Sequence[int], agreement: Mapping[str, np.ndarray], colour
     figure, ax = plt.subplots(figsize=(5.2, 2.9))
     for name, values in agreement.items():
         mean, error = values.mean(1), 1.96 * values.std(1, ddof=1) / np.sqrt(values.shape[1])
-        ax.errorbar(shots, mean, yerr=error, fmt="o-", ms=3.5, lw=1.2, capsize=2, color=colours[name], label=name)
+        around = [error, np.minimum(error, 1 - mean)]  # no share is above 1
+        ax.errorbar(shots, mean, yerr=around, fmt="o-", ms=3.5, lw=1.2, capsize=2, color=colours[name], label=name)
+    lowest = min(values.mean(1).min() for values in agreement.values())
     ax.axhline(1, color="#BBBBBB", lw=0.7, zorder=0)
-    ax.set(xscale="log", xlabel="accepted shots", ylabel="sampled answer is the exact one", ylim=(0.3, 1.03))
+    ax.set(xscale="log", xlabel="accepted shots", ylabel="sampled answer is the exact one", ylim=(lowest - 0.12, 1.02))
     ax.legend(loc="lower right")
     return figure

@@ -27,6 +27,7 @@ from .models import COHERENT_HEADS, MODES, OUTCOMES, QUBITS, REGIONS, Brickwall,
 MODE_QUBITS, HEAD_QUBITS = 5, 2
 STAGES = ("heads", "Bell", "pairing", "sum", "readout")  # what is post-selected, in order
 BASIS = ("u", "cx")  # what CNOTs are counted in
+UNITARY = 1e-10  # largest defect |U* U - 1| of a gate, and excess over 1 of a contraction's singular values
 
 
 # ---------------------------------------------------------------------------------------------- from the model
@@ -185,7 +186,16 @@ def prepare(vector: np.ndarray) -> QuantumCircuit:
 
 
 def brickwall(gates: np.ndarray) -> QuantumCircuit:
-    """Seven qubits under gates (layers, 3, 4, 4). A brickwall counts its qubits from the high digit, qiskit from the low one."""
+    """Seven qubits under gates (layers, 3, 4, 4). A brickwall counts its qubits from the high digit, qiskit from the low one.
+
+    Raises ValueError for a gate that is not unitary, stating its defect.
+    """
+    gates = np.asarray(gates, np.complex128)
+    if gates.ndim != 4 or gates.shape[1:] != (QUBITS // 2, 4, 4):
+        raise ValueError(f"gates: expected shape (layers, {QUBITS // 2}, 4, 4), got {gates.shape}")
+    defect = np.abs(gates.conj().swapaxes(-1, -2) @ gates - np.eye(4)).max(initial=0)
+    if not defect < UNITARY:
+        raise ValueError(f"gates: expected unitary gates, |U* U - 1| below {UNITARY:g}, got a gate with a defect of {defect:.3g}")
     out = QuantumCircuit(QUBITS)
     for k, layer in enumerate(gates):
         for g, gate in enumerate(layer):
@@ -198,9 +208,12 @@ def block_encoding(matrix: np.ndarray) -> QuantumCircuit:
     """A circuit whose block at ancilla 0 is a contraction (128, 32) or (128, 128) = V cos(theta) W^+, smaller input: zeros above.
 
     W^+ on the input's qubits, a rotation of the ancilla (the last qubit) by theta for each singular vector, then V.
+    Raises ValueError where a singular value is above 1: no circuit can make a state longer.
     """
     rows, columns = matrix.shape
     v, cosines, w = np.linalg.svd(matrix)
+    if not cosines[0] < 1 + UNITARY:
+        raise ValueError(f"matrix: expected a contraction, singular values of at most 1, got {cosines[0]:.6g}; divide it by that")
     out = QuantumCircuit(rows.bit_length())
     inside, ancilla = out.qubits[: columns.bit_length() - 1], out.qubits[-1]
     out.append(UnitaryGate(w), inside)

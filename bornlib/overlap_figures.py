@@ -39,7 +39,8 @@ def draw_schedule(circuit, target, line: Sequence[int], decoupled: Sequence[str]
             ax.plot([middle, middle], wires, color=DEVICE, lw=1.6, solid_capstyle="round", marker="o", markersize=3)
         elif name == "measure":
             ax.add_patch(plt.Rectangle((start, wires[0] - 0.28), 0.25, 0.56, facecolor=INK))
-            ax.text(start + 0.32, wires[0], "read", va="center", fontsize=8)
+            around = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
+            ax.text(start + 0.32, wires[0], "read", va="center", fontsize=8, bbox=around)
         elif name != "delay":
             pulse = name in decoupled
             ax.plot([middle] * 2, [wires[0] - 0.2, wires[0] + 0.2], color=PULSE if pulse else INK, lw=1.6 if pulse else 0.8)
@@ -115,8 +116,9 @@ def draw_needs(panels: Sequence[Mapping], width: float = 7.5) -> plt.Figure:
 
     A panel has `x`, `xlabel`, `series` (name to shares, each (mean, low, high) arrays over x) and `need`, the x where the top word is right in 95 %.
     """
-    colours = {"top word": DEVICE, "top 3 words": MODEL_COLOURS["poly"], "answer": PULSE}
+    colours = {"top word": DEVICE, "top 3 words": MODEL_COLOURS["poly"], "top word, noise model": PULSE}
     rows = -(-len(panels) // 2)
+    lowest = min(np.min(low) for panel in panels for _, low, _ in panel["series"].values())
     figure, axes = plt.subplots(rows, 2, figsize=(width, 2.3 * rows), sharey=True)
     for ax, panel in zip(axes.flat, panels, strict=True):
         for name, (mean, low, high) in panel["series"].items():
@@ -125,9 +127,10 @@ def draw_needs(panels: Sequence[Mapping], width: float = 7.5) -> plt.Figure:
         ax.axhline(0.95, color=INK, lw=0.7, ls=(0, (4, 3)))
         if panel["need"] is not None:
             ax.axvline(panel["need"], color=DEVICE, lw=0.8, ls=(0, (1, 2)))
-        ax.set(xscale="log", xlabel=panel["xlabel"], ylim=(0.3, 1.02))
+        ax.set(xscale="log", xlabel=panel["xlabel"])
     for ax in axes[:, 0]:
         ax.set_ylabel("share right")
+    axes[0, 0].set_ylim(min(lowest, 0.85) - 0.03, 1.01)
     axes[0, 0].legend(loc="lower right")
     return figure
 

@@ -26,6 +26,7 @@ AMPLITUDES = MODES // HEADS  # 16, four qubits
 QUADRATURES = ("re", "im")
 DIGITS = 6  # amplitudes are told apart to this many decimals: far below shot noise, far above float64's
 CALIBRATION_OVERLAP = 0.8  # of the visibility circuits
+TINY = 1e-100  # products of a query's and a key's norm below this are padding's
 NODES = 48  # quadrature nodes of evidence with measured overlaps: gap about 1e-15 on the shipped weights
 
 Measure = Callable[[int, Tensor], Tensor]  # block, w (B, H, 2, L, L) as (Re, Im) -> what a device reads
@@ -292,8 +293,8 @@ def _reading(block, index: int, measure: Measure, row_sum: float):
         q, k = (_norms(linear, h) for linear in (block.query, block.key))  # (B, H, L)
         scale = (q.unsqueeze(-1) * k.unsqueeze(-2)).unsqueeze(2)  # (B, H, 1, L, L)
         with torch.no_grad():
-            w = overlap / scale.clamp_min(1e-290)
-            error = (measure(index, w) - w) * (scale > 1e-290)  # nothing is read of padding
+            w = overlap / scale.clamp_min(TINY)
+            error = (measure(index, w) - w) * (scale > TINY)  # nothing is read of padding
         return overlap + scale * error, v / (1 + row_sum)
 
     return overlaps
@@ -303,7 +304,7 @@ def _norms(linear, h: Tensor) -> Tensor:
     """Norm of each head's part of a complex map of the fields: (B, L, C) to (B, H, L)."""
     parts = torch.stack([h @ linear.real_rows().T, h @ linear.imag_rows().T], 2)  # (B, L, 2, 32)
     squares = parts.square().sum(2).unflatten(-1, (HEADS, -1)).sum(-1)
-    return squares.clamp_min(1e-300).sqrt().transpose(1, 2)
+    return squares.clamp_min(TINY**3).sqrt().transpose(1, 2)  # of padding TINY^(3/2), where a root's slope is still finite
 
 
 def fixed(errors: Sequence[Tensor | None]) -> Measure:

@@ -4,6 +4,7 @@ import functools
 import itertools
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -350,6 +351,25 @@ def test_other_bad_input():
         broken.heads.weight[0, 0, 0] = math.nan
     with pytest.raises(ValueError, match="weights that are not finite"):
         coherent.maps_of(broken)
+
+
+@pytest.mark.parametrize("change", [lambda g: 1.001 * g, lambda g: g * np.nan, lambda g: g + np.eye(4)[:1] * 1e-3])
+def test_gates_that_are_not_unitary_are_refused_with_their_defect(change):
+    _, maps, _, _ = prepared("coherent-brickwall")
+    gates = maps.readout_gates.copy()
+    gates[7, 1] = change(gates[7, 1])
+    defect = np.abs(gates[7, 1].conj().T @ gates[7, 1] - np.eye(4)).max()
+    with pytest.raises(ValueError, match=re.escape(f"got a gate with a defect of {defect:.3g}")):
+        coherent.brickwall(gates)
+    with pytest.raises(ValueError, match="gates: expected shape .layers, 3, 4, 4., got .18, 3, 2, 2."):
+        coherent.brickwall(gates[..., :2, :2])
+
+
+def test_a_map_that_makes_states_longer_is_refused():
+    matrix = np.eye(128, 32) * 1.25
+    with pytest.raises(ValueError, match="matrix: expected a contraction.*got 1.25"):
+        coherent.block_encoding(matrix)
+    assert coherent.block_encoding(matrix / 1.25).num_qubits == 8
 
 
 def test_one_slot_and_more_than_a_power_of_two():

@@ -14,7 +14,7 @@ from qiskit.circuit import ClassicalRegister, QuantumRegister
 from qiskit.primitives import StatevectorSampler
 from qiskit.quantum_info import Statevector
 
-from bornlib import cli, corpus, devices, evidence, overlaps
+from bornlib import cli, corpus, devices, evidence, overlaps, profiles
 from bornlib.corpus import ROOT
 from bornlib.ledger import open_ledger, text_hash
 from bornlib.models import build
@@ -532,6 +532,14 @@ def test_exact_reading_changes_nothing(model):
     np.testing.assert_allclose(exact, alone, atol=1e-13)
 
 
+def test_nothing_is_read_of_padding(model):
+    """Shorter pairs of a batch must not let an error of reading wake up the slots that they do not have."""
+    off = measured_model(model, lambda b, w: w + 0.05)
+    alone = np.concatenate([overlaps.probabilities(off, [p]) for p in PAIRS])
+    np.testing.assert_allclose(overlaps.probabilities(off, PAIRS), alone, atol=1e-13)
+    assert np.abs(alone - overlaps.probabilities(model, PAIRS)).max() > 1e-4
+
+
 def test_a_common_visibility_cancels_in_the_rows(model):
     dim = overlaps.probabilities(measured_model(model, hadamard_noise(None, torch.Generator(), visibility=0.6)), PAIRS)
     np.testing.assert_allclose(dim, overlaps.probabilities(model, PAIRS), atol=1e-12)
@@ -698,6 +706,51 @@ def test_the_line_through_readings():
         and fit["residual"] < 1e-12
         and fit["r"] == pytest.approx(1)
     )
+
+
+# ---------------------------------------------------------------------------------------------- the ledger that is shipped
+SHIPPED = ROOT / "data" / "ledger" / "fake_kingston.json"
+
+
+def test_the_shipped_ledger_is_whole_and_small():
+    """Every circuit on the line with 34 CZ, counts of 2,000 shots, its text there; jobs no larger than the paper's."""
+    ledger = open_ledger(SHIPPED)
+    circuits = [c for job in ledger.jobs for c in job["circuits"]]
+    assert SHIPPED.stat().st_size < 6 << 20 and not ledger.unread()
+    assert (
+        ledger.settings["shots"] == SHOTS and ledger.settings["decoupling"] == "XY4" and ledger.settings["kind"] == "noise model"
+    )
+    assert {c["cz"] for c in circuits} == {34} and all(set(c["layout"]) == set(ledger.settings["line"]) for c in circuits)
+    assert len({c["key"] for c in circuits}) == len(circuits), "no circuit ran twice"
+    texts = ledger.texts([c["key"] for c in circuits])
+    assert [text_hash(t) for t in texts] == [c["hash"] for c in circuits]
+    assert all(t.count("\ncz ") == 34 for t in texts)
+    assert max(len(job["circuits"]) for job in ledger.jobs) <= 272
+
+
+@pytest.mark.parametrize(
+    ("hypothesis", "without", "answer"),
+    [
+        ("Aliens play", [], "contradiction"),
+        ("Aliens play", [5], "entailment"),
+        ("Men play", [], "entailment"),
+        ("Men play", [5], "entailment"),
+    ],
+)
+def test_the_papers_pairs_are_replayed_without_a_device(hypothesis, without, answer):
+    """Pair 3763 with and without "aliens", 3765 with and without "men" (Table 5); the two deletions are the same circuits."""
+    model, vocabulary, _ = profiles.Profile("full").model("born", 0, torch.float64)
+    encoded = corpus.encode("Men play hockey .", hypothesis, vocabulary).without(without)
+    run = overlaps.run_pair(model, encoded, open_ledger(SHIPPED), calibrate=not without)
+    assert [len(t) for t in run.tests] == ([196, 196] if without else [272, 272])
+    read, exact = overlaps.answer(model, run), overlaps.probabilities(model, [encoded])[0]
+    assert corpus.LABELS[read.argmax()] == corpus.LABELS[exact.argmax()] == answer
+    assert np.abs(read - exact).max() < 0.1
+    fit = overlaps.fit_readings(*(np.concatenate([getattr(r, n).ravel() for r in run.readings]) for n in ("ideal", "values")))
+    assert fit["r"] > 0.99 and 0.85 < fit["visibility"] < 0.95
+    if not without:
+        mean, error = run.visibility()
+        assert abs(mean - fit["visibility"]) < 5 * error
 
 
 # ---------------------------------------------------------------------------------------------- the command
