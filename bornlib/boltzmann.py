@@ -31,6 +31,7 @@ BACKENDS = ("exact", "gumbel", "rbm", "thrml")
 BLOCK = 1 << 18  # random numbers at a time: 1 MiB stays in a core's cache
 HIDDEN, COUPLING = 8, 0.7  # hidden units of the rbm and the standard deviation of its weights
 CHAINS, BURN_IN = 25, 30  # chains a row at most, and sweeps before the first draw counts
+MEASUREMENTS = 1  # see Store
 NAME = "bornlib_boltzmann"  # in transformers' tables of attention and mask functions
 
 
@@ -361,21 +362,27 @@ def last_logits(model, ids: torch.Tensor) -> np.ndarray:
 
 
 @torch.no_grad()
-def through_cache(model, ids: torch.Tensor, start: int) -> tuple[np.ndarray, float]:
-    """Next-token logits (n - start, vocabulary) at positions start ... n-1 of ids (1, n), token by token through the cache, and processor seconds for all.
+def through_cache(
+    model, ids: torch.Tensor, start: int, layers: int | Sequence[int] | None = None, **settings
+) -> tuple[np.ndarray, float, Trace]:
+    """Next-token logits (n - start, vocabulary) at positions start ... n-1 of ids (1, n), token by token through the cache.
 
-    The first `start` tokens are read at once, outside the clock (processor time leaves other programs out). Teacher-forced: what the model would say does not change what it reads.
+    The untouched model reads the first `start` tokens at once; the others are read inside `sampled(model, layers, **settings)`, or by the untouched
+    model where `layers` is None. Teacher-forced: what the model would say does not change what it reads. Also returned: processor seconds of the
+    tokens read one by one (other programs left out), and the samplers' trace.
     """
-    if not 0 < start < ids.shape[1]:
-        raise ValueError(f"start: expected 1 to {ids.shape[1] - 1}, got {start!r}")
     from transformers import DynamicCache
 
+    if not 0 < start < ids.shape[1]:
+        raise ValueError(f"start: expected 1 to {ids.shape[1] - 1}, got {start!r}")
     cache, out = DynamicCache(config=model.config), []
     model(ids[:, :start], cache=cache, use_cache=True)
-    clock = time.process_time()
-    for k in range(start, ids.shape[1]):
-        out.append(model(ids[:, k : k + 1], cache=cache, use_cache=True).logits[0, -1].float().cpu().numpy())
-    return np.stack(out), time.process_time() - clock
+    with contextlib.nullcontext(Trace()) if layers is None else sampled(model, layers, **settings) as trace:
+        clock = time.process_time()
+        for k in range(start, ids.shape[1]):
+            out.append(model(ids[:, k : k + 1], cache=cache, use_cache=True).logits[0, -1].float().cpu().numpy())
+        seconds = time.process_time() - clock
+    return np.stack(out), seconds, trace
 
 
 @torch.no_grad()
@@ -606,7 +613,7 @@ def thrml_draws(keys: int, peak: int, bits: int = 32, warmup: int = 1, version: 
     ModelUnavailable where the version can't be downloaded.
     """
     with tempfile.TemporaryDirectory() as folder:
-        environment = dict(os.environ)
+        environment = {**os.environ, "JAX_TRACEBACK_FILTERING": "off"}
         if version is not None:
             pip = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps", "--target", folder]
             if subprocess.run([*pip, f"thrml=={version}"], capture_output=True).returncode:
@@ -632,13 +639,11 @@ def slope(draws: Sequence[float], values: Sequence[float]) -> tuple[float, float
 class Store:
     """Results of long measurements, kept one file each as soon as they are there: what was measured is not measured again.
 
-    The folder's name changes with the code that measures, so that nothing out of date is read.
+    MEASUREMENTS is part of the folder's name: raise it with a change here or in `frozen` that changes what is measured.
     """
 
     def __init__(self, folder: Path):
-        here = Path(__file__).parent
-        code = b"".join((here / name).read_bytes() for name in ("boltzmann.py", "frozen.py"))
-        self.folder = Path(folder) / hashlib.sha256(code).hexdigest()[:10]
+        self.folder = Path(folder) / f"measurements-{MEASUREMENTS}"
 
     def get(self, name: str, settings: Mapping, measure: Callable[[], object]):
         """The result of `measure()` (plain data) for this name and these settings: read if it is kept, else measured and kept."""
