@@ -23,11 +23,11 @@ MARKS = {"exact": "o", "thrml": "s", "gumbel": "^", "rbm": "D"}
 
 # ---------------------------------------------------------------------------------------------- figures
 def draw_envelope(
-    curves: Mapping, blends: Mapping, backends: Sequence[Mapping], fits: Sequence[Mapping], paper: Mapping
+    curves: Mapping, blends: Mapping, draws: int, backends: Sequence[Mapping], fits: Sequence[Mapping], paper: Mapping
 ) -> plt.Figure:
     """The paper's Figure 1 with our numbers (filled) and the paper's (hollow): KL against K, against alpha, KL against speed, chi-square against S.
 
-    `curves` and `blends` give for "exact" and "thrml" lists of (K or alpha, mean, standard deviation); `backends` rows with backend, kl, speed
+    `curves` and `blends` give for "exact" and "thrml" lists of (K or alpha, mean, standard deviation), the second with K = `draws`; `backends` rows with backend, kl, speed
     (share of the untouched model's); `fits` rows with backend, S, mean_p, rows; `paper` the printed tables k_sweep, alpha_sweep, backends, chi2.
     """
     figure, ((a, b), (c, d)) = plt.subplots(2, 2, figsize=(7.5, 6.0))
@@ -51,7 +51,7 @@ def draw_envelope(
         ax.set(yscale="log", ylabel="output KL (nats)")
         ax.legend()
     a.set(xscale="log", xlabel="draws K", title="(a) Noise against draws, α = 1")
-    b.set(xlabel="blend α", title="(b) Noise against blend, K = 500")
+    b.set(xlabel="blend α", title=f"(b) Noise against blend, K = {draws}")
     printed = {r["backend"]: r for r in paper["backends"]["rows"]}
     fastest = max(r["tokens_per_second"] for r in printed.values())
     for r in backends:
@@ -69,10 +69,10 @@ def draw_envelope(
     c.set(
         yscale="log",
         xlim=(0, 1.2),
-        xlabel="speed (share of the fastest: vanilla here, gumbel in the paper)",
+        xlabel="speed / vanilla (paper: / its fastest)",
         ylabel="output KL (nats)",
     )
-    c.set_title("(c) Fidelity and cost, α = 0.3 (hollow: paper)")
+    c.set_title("(c) Cost, α = 0.3 (hollow: paper)")
     c.legend()
     sizes = [r["S"] for r in paper["chi2"]["rows"]]
     for k, name in enumerate(("exact", "gumbel", "thrml")):
@@ -96,7 +96,7 @@ def draw_envelope(
         ylim=(0.3, 0.7),
         xlabel="keys S",
         ylabel="mean χ² p value (bar: 2 s.d.)",
-        title="(d) The sampler draws the exact distribution",
+        title="(d) χ² against the exact distribution",
     )
     d.set_xticks(range(len(sizes)), [str(s) for s in sizes])
     d.legend(ncols=2)
@@ -104,12 +104,12 @@ def draw_envelope(
 
 
 def draw_checks(
-    precision: Mapping, gaps: Mapping, p_values: Mapping, layers: Sequence[tuple[float, float]], chosen: int
+    precision: Mapping, gaps: Mapping, p_values: Mapping, layers: Sequence[tuple[float, float, float]], chosen: int
 ) -> plt.Figure:
     """What lies behind the numbers: exponents in two precisions, the gap at small K, p values row by row, KL by layer.
 
     `precision` label -> list of (K, mean, s.d.); `gaps` label -> list of (K, ratio to exact); `p_values` label -> p of all rows;
-    `layers` (mean, s.d.) of the KL with that layer alone sampled, of which `chosen` was used everywhere.
+    `layers` (layer, mean, s.d.) of the KL with that layer alone sampled, of which `chosen` was used everywhere.
     """
     figure, ((a, b), (c, d)) = plt.subplots(2, 2, figsize=(7.5, 6.0))
     palette = [MODEL_COLOURS[n] for n in ("born", "softmax", "poly", "coherent", "poly-softmax", "poly-gelu")]
@@ -136,7 +136,7 @@ def draw_checks(
         yscale="log",
         xlabel="draws K",
         ylabel="KL / KL of exact",
-        title="(b) The gap at small K is the initial state",
+        title="(b) A gap at small K takes a bias",
     )
     b.legend(fontsize=7)
     for (label, values), colour in zip(p_values.items(), palette, strict=False):
@@ -147,17 +147,17 @@ def draw_checks(
         ylim=(0, 1),
         xlabel="χ² p value",
         ylabel="share of rows below",
-        title="(c) p values are uniform, or the sampler is not exact",
+        title="(c) p values of the rows",
     )
     c.legend(fontsize=7)
-    mean, spread = np.array(layers).T
-    colours = [COLOURS["thrml"] if k == chosen else COLOURS["exact"] for k in range(len(mean))]
-    d.bar(range(len(mean)), mean, color=colours, yerr=spread, error_kw={"lw": 0.8})
+    number, mean, spread = np.array(layers).T
+    d.errorbar(number, mean, spread, fmt="o", color=COLOURS["exact"], ms=3.5, capsize=2, lw=0.8)
+    d.plot(number[number == chosen], mean[number == chosen], "o", color=COLOURS["thrml"], ms=6)
     d.set(
         yscale="log",
         xlabel="layer that is sampled",
         ylabel="output KL (nats)",
-        title=f"(d) Layers differ (layer {chosen} in colour)",
+        title=f"(d) Layers differ (orange: layer {chosen})",
     )
     return figure
 
