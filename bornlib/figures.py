@@ -64,7 +64,7 @@ def save_table(rows: Sequence[Mapping], folder: Path, name: str, caption: str) -
         writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-    text = json.dumps({"caption": caption, "rows": list(rows)}, indent=1, ensure_ascii=False)
+    text = json.dumps({"caption": caption, "rows": list(rows)}, indent=1, ensure_ascii=False, default=lambda value: value.item())  # numpy's numbers
     (folder / f"{name}.json").write_text(text + "\n", encoding="utf-8")
 
 

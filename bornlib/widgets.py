@@ -18,7 +18,7 @@ import torch
 
 from . import evidence, overlaps
 from .corpus import LABELS, Encoded, collate
-from .figures import FAINT, INK, LABEL_COLOURS, MODEL_COLOURS, escape, use_style
+from .figures import EVIDENCE, FAINT, INK, LABEL_COLOURS, MODEL_COLOURS, escape, use_style
 from .models import BLOCKS, HEADS, BornTransformer, Model, Trace
 
 SHOTS = (10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000)
@@ -173,7 +173,7 @@ def draw_path(path: Path, t: float = 1.0, nodes: int = 56) -> plt.Figure:
         y - 0.2,
         so_far,
         0.38,
-        color=[MODEL_COLOURS["softmax"] if v < 0 else MODEL_COLOURS["born"] for v in so_far],
+        color=[EVIDENCE(0.0) if v < 0 else EVIDENCE(1.0) for v in so_far],
         label="evidence from 0 to t",
     )
     scale = max(np.abs(so_far).max(), 1e-12) / max(np.abs(path.integrand).max(), 1e-300)
