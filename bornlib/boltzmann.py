@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import inspect
 import json
 import math
 import os
@@ -592,36 +593,37 @@ def faulty(logits: np.ndarray, draws: int, fault: str, seed: Seed = 0, size: flo
 
 
 # ---------------------------------------------------------------------------------------------- thrml as it is, and as it was
-FIRST_DRAWS = """
-import jax, jax.numpy as jnp
-from thrml import Block, BlockGibbsSpec, CategoricalNode, SamplingSchedule, sample_states
-from thrml.factor import FactorSamplingProgram
-from thrml.models import CategoricalEBMFactor, CategoricalGibbsConditional
-def first_draws(keys, peak, bits, warmup):
+def _first_draws(keys: int, peak: int, bits: int, warmup: int) -> list[int]:
+    """`thrml_draws` in this process; stands on its own, so that its source can be run beside another thrml."""
+    import jax
+    import jax.numpy as jnp
+    from thrml import Block, BlockGibbsSpec, CategoricalNode, SamplingSchedule, sample_states
+    from thrml.factor import FactorSamplingProgram
+    from thrml.models import CategoricalEBMFactor, CategoricalGibbsConditional
+
     block, kind = Block([CategoricalNode()]), {8: jnp.uint8, 32: jnp.uint32}[bits]
     spec = BlockGibbsSpec([block], [], {CategoricalNode: jax.ShapeDtypeStruct((), kind)})
     factor = CategoricalEBMFactor([block], jnp.full((1, keys), -50.0).at[0, peak].set(50.0))
     program = FactorSamplingProgram(spec, [CategoricalGibbsConditional(keys)], [factor], [])
     start, schedule = [jnp.zeros(1, kind)], SamplingSchedule(warmup, 3, 1)
     return [int(v) for v in sample_states(jax.random.key(0), program, schedule, start, [], [block])[0][:, 0]]
-"""
 
 
 def thrml_draws(keys: int, peak: int, bits: int = 32, warmup: int = 1, version: str | None = None) -> list[int]:
     """Three draws of thrml's own `sample_states` from one unit whose whole probability lies on key `peak`; it starts at key 0.
 
-    `bits` is the width of the unit's state, `warmup` the sweeps before the first draw is kept. `version` None is the installed thrml; another one
-    ("0.1.3") is fetched aside for this call. Runs in a process of its own. RuntimeError with thrml's last line where thrml refuses,
-    ModelUnavailable where the version can't be downloaded.
+    `bits` (8 or 32) is the width of the unit's state, `warmup` the sweeps before the first draw is kept. `version` None is the installed thrml;
+    another one ("0.1.3") is fetched aside for this call and run in a process of its own. RuntimeError where thrml refuses, ModelUnavailable
+    where the version can't be downloaded.
     """
+    if version is None:
+        return _first_draws(keys, peak, bits, warmup)
     with tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, "JAX_TRACEBACK_FILTERING": "off"}
-        if version is not None:
-            pip = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps", "--target", folder]
-            if subprocess.run([*pip, f"thrml=={version}"], capture_output=True).returncode:
-                raise ModelUnavailable(f"thrml {version} can't be downloaded")
-            environment["PYTHONPATH"] = folder
-        code = f"{FIRST_DRAWS}\nprint(first_draws({keys}, {peak}, {bits}, {warmup}))"
+        pip = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps", "--target", folder]
+        if subprocess.run([*pip, f"thrml=={version}"], capture_output=True).returncode:
+            raise ModelUnavailable(f"thrml {version} can't be downloaded")
+        code = f"{inspect.getsource(_first_draws)}\nprint(_first_draws({keys}, {peak}, {bits}, {warmup}))"
+        environment = {**os.environ, "PYTHONPATH": folder, "JAX_TRACEBACK_FILTERING": "off"}
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     if done.returncode:
         raise RuntimeError((done.stderr.strip().splitlines() or ["thrml ended without a message"])[-1])

@@ -262,7 +262,5 @@ class Chat:
         finally:
             self.button.disabled = False
 
-    def _ipython_display_(self) -> None:
-        from IPython.display import display
-
-        display(self.widget)
+    def _repr_mimebundle_(self, **options) -> dict:
+        return self.widget._repr_mimebundle_(**options)
