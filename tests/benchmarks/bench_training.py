@@ -53,10 +53,11 @@ def seconds(function, steps: int = STEPS) -> float:
     return statistics.median(times[WARM_UP:])
 
 
-def training_step(kind: str):
-    """A function that does one step of training on a fixed batch."""
+def training_step(kind: str, compile: bool = False):
+    """A function that does one step of training on a fixed batch; `compile` as `bornlib train --compile` does it."""
     generator = torch.Generator().manual_seed(0)
     model = build(kind, WORDS)
+    forward = torch.compile(model, dynamic=True) if compile else model
     optimiser = torch.optim.Adam(model.parameters(), lr=2e-3, fused=True)
     ids = torch.randint(3, WORDS, (PAIRS, SLOTS), generator=generator)
     sentence = (torch.arange(SLOTS) > SLOTS // 2).long().expand(PAIRS, SLOTS)
@@ -64,7 +65,7 @@ def training_step(kind: str):
 
     def step():
         optimiser.zero_grad()
-        F.nll_loss(model(ids, sentence), labels).backward()
+        F.nll_loss(forward(ids, sentence), labels).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
 
@@ -84,7 +85,7 @@ def products_alone(found: Counter) -> float:
 
 
 def measure() -> list[dict]:
-    """One row a model: seconds of a step, GFLOP, share of the large product's rate and of the products at their shapes."""
+    """Two rows a model, as it is and compiled: seconds of a step, GFLOP, share of the large product's rate and of the products at their shapes."""
     a = torch.randn(1024, 1024)
     out = torch.empty_like(a)
     rate = 2 * 1024**3 / seconds(lambda: torch.mm(a, a, out=out), 20)
@@ -93,16 +94,17 @@ def measure() -> list[dict]:
         step = training_step(kind)
         with Products() as products:
             step()
-        duration = seconds(step)
-        rows.append(
-            {
-                "model": kind,
-                "step (ms)": 1e3 * duration,
-                "GFLOP": products.flops / 1e9,
-                "of sgemm 1024^3": products.flops / rate / duration,
-                "of sgemm, same shapes": products_alone(products.found) / duration,
-            }
-        )
+        alone = products_alone(products.found)
+        for name, duration in ((kind, seconds(step)), (f"{kind}, compiled", seconds(training_step(kind, compile=True)))):
+            rows.append(
+                {
+                    "model": name,
+                    "step (ms)": 1e3 * duration,
+                    "GFLOP": products.flops / 1e9,
+                    "of sgemm 1024^3": products.flops / rate / duration,
+                    "of sgemm, same shapes": alone / duration,
+                }
+            )
     return rows
 
 
