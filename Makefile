@@ -45,7 +45,7 @@ distclean: clean
 $(INSTALLED): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else f"Python 3.11 or later is needed, {sys.version.split()[0]} was found: make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing into $(VENV): about 2 GB, some minutes, once"
+	@echo "installing into $(VENV): about 3 GB, some minutes, once"
 	$(BIN)/python -m pip install -q --disable-pip-version-check "$$(grep '^torch==' requirements.lock)"
 	$(BIN)/python -m pip install -q --disable-pip-version-check -r requirements.lock
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import scipy.special
 import torch
 from scipy import stats
 
@@ -73,9 +74,7 @@ def check(backend: str | Callable = "exact", draws: int = 1, blend: float = 1.0)
 
 def softmax(logits: np.ndarray) -> np.ndarray:
     """softmax along the last axis in float64; exactly 0 where a logit is -inf."""
-    logits = np.asarray(logits, np.float64)
-    weights = np.exp(logits - logits.max(-1, keepdims=True))
-    return weights / weights.sum(-1, keepdims=True)
+    return scipy.special.softmax(np.asarray(logits, np.float64), axis=-1)
 
 
 def _exact(logits: np.ndarray, draws: int, seed: np.random.SeedSequence) -> np.ndarray:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import matplotlib as mpl
@@ -66,6 +67,23 @@ def save_table(rows: Sequence[Mapping], folder: Path, name: str, caption: str) -
         writer.writerows(rows)
     text = json.dumps({"caption": caption, "rows": list(rows)}, indent=1, ensure_ascii=False, default=lambda value: value.item())  # numpy's numbers
     (folder / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+
+
+def turned(handles: Sequence, draw: Callable[..., plt.Figure], dpi: int = 110, width: str = "98%"):
+    """A widget: the handles (ipywidgets) above the picture that `draw` makes of their values, drawn anew when one is moved."""
+    import ipywidgets as w
+
+    picture = w.Image(format="png", layout=w.Layout(max_width=width, object_fit="contain"))
+
+    def show(_=None) -> None:
+        buffer = io.BytesIO()
+        draw(*(h.value for h in handles)).savefig(buffer, format="png", dpi=dpi)
+        picture.value = buffer.getvalue()
+
+    for handle in handles:
+        handle.observe(show, "value")
+    show()
+    return w.VBox([w.HBox(handles, layout=w.Layout(flex_flow="row wrap")), picture])
 
 
 # ---------------------------------------------------------------------------------------------- evidence

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import torch
 from . import optics
 from .corpus import LABELS, SEP, Encoded
 from .evidence import Evidence, word_evidence
-from .figures import INK, LABEL_COLOURS, draw_word_strip, escape, use_style, word_layout
+from .figures import INK, LABEL_COLOURS, draw_word_strip, escape, turned, use_style, word_layout
 from .models import BLOCKS, HEADS, PIXELS, BornTransformer
 
 ANSWER, WORD, RIGHT = "#0072B2", "#D55E00", "#222222"  # colours of the robustness study
@@ -245,16 +244,7 @@ def step_through(walk: Walk):
         continuous_update=False,
         layout=w.Layout(width="40em"),
     )
-    picture = w.Image(format="png", layout=w.Layout(max_width="46em"))
-
-    def show(_):
-        buffer = io.BytesIO()
-        draw_stage(walk, choice.value).savefig(buffer, format="png")
-        picture.value = buffer.getvalue()
-
-    choice.observe(show, "value")
-    show(None)
-    return w.VBox([choice, picture])
+    return turned([choice], lambda stage: draw_stage(walk, stage), dpi=180, width="46em")
 
 
 # ---------------------------------------------------------------------------------------------- robustness

@@ -7,7 +7,6 @@ optics stage by stage are in `optics_figures` (`step_through`, `draw_stage`).
 from __future__ import annotations
 
 import functools
-import io
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,7 +17,7 @@ import torch
 
 from . import evidence, overlaps
 from .corpus import LABELS, Encoded, collate
-from .figures import EVIDENCE, FAINT, INK, LABEL_COLOURS, MODEL_COLOURS, escape, use_style
+from .figures import EVIDENCE, FAINT, INK, LABEL_COLOURS, MODEL_COLOURS, escape, turned, use_style
 from .models import BLOCKS, HEADS, BornTransformer, Model, Trace
 
 SHOTS = (10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000)
@@ -46,23 +45,6 @@ def _styled(draw: Callable) -> Callable:
         return figure
 
     return wrapped
-
-
-def _turned(handles: list, draw: Callable[..., plt.Figure]):
-    """The handles above the picture that `draw` makes of their values."""
-    import ipywidgets as w
-
-    picture = w.Image(format="png", layout=w.Layout(max_width="98%", object_fit="contain"))
-
-    def show(_=None) -> None:
-        buffer = io.BytesIO()
-        draw(*(h.value for h in handles)).savefig(buffer, format="png", dpi=110)
-        picture.value = buffer.getvalue()
-
-    for handle in handles:
-        handle.observe(show, "value")
-    show()
-    return w.VBox([w.HBox(handles, layout=w.Layout(flex_flow="row wrap")), picture])
 
 
 # ---------------------------------------------------------------------------------------------- attention
@@ -110,7 +92,7 @@ def attention_explorer(model: BornTransformer, encoded: Encoded):
         w.ToggleButtons(options=[(f"{name} {k + 1}", k) for k in range(count)], description=name, style={"button_width": "6em"})
         for name, count in (("Block", BLOCKS), ("Head", HEADS))
     ]
-    return _turned(choices, lambda block, head: draw_attention(model, encoded, block, head))
+    return turned(choices, lambda block, head: draw_attention(model, encoded, block, head))
 
 
 # ---------------------------------------------------------------------------------------------- the path
@@ -192,7 +174,7 @@ def path_explorer(model: Model, encoded: Encoded, target: int | None = None):
     path = walk_path(model, encoded, target)
     t = w.FloatSlider(value=1.0, min=0, max=1, step=0.01, description="t", readout_format=".2f")
     nodes = w.SelectionSlider(options=[4, 8, 16, 32, 56, 112, 324], value=32, description="Nodes")
-    return _turned([t, nodes], lambda t, nodes: draw_path(path, t, nodes))
+    return turned([t, nodes], lambda t, nodes: draw_path(path, t, nodes))
 
 
 # ---------------------------------------------------------------------------------------------- shots
@@ -286,4 +268,4 @@ def shots_explorer(settled: tuple[Settled, ...]):
     slider = w.SelectionSlider(
         options=[(f"{s.shots:,}", k) for k, s in enumerate(settled)], value=len(settled) // 2, description="Shots"
     )
-    return _turned([slider], lambda k: draw_shots(settled[k], settled))
+    return turned([slider], lambda k: draw_shots(settled[k], settled))

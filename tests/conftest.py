@@ -9,7 +9,8 @@ os.environ.setdefault("BORNLIB_PROFILE", "quick")
 import pytest
 import torch
 
-from bornlib.corpus import data_folder
+from bornlib import minicorpus, models, training
+from bornlib.corpus import Vocabulary, data_folder
 
 torch.set_num_threads(1)
 
@@ -32,3 +33,14 @@ def pytest_collection_modifyitems(config, items):
 def real():
     """The folder with e-SNLI's files; for tests marked `real`."""
     return data_folder()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A checkpoint file of a small untrained Born Transformer: what is shown of it can be checked for any weights."""
+    path = tmp_path_factory.mktemp("checkpoint") / "tiny.safetensors"
+    pairs = minicorpus.load_split("dev").pairs[:300]
+    vocabulary = Vocabulary.from_pairs(pairs)
+    model = models.build("born", len(vocabulary), 3)
+    training.save_checkpoint(path, model, vocabulary, training.Recipe("born", 3), {"train_pairs": 300, "epochs": []})
+    return path

@@ -10,22 +10,11 @@ import time
 
 import pytest
 
-from bornlib import cli, corpus, minicorpus, models, profiles, runs, training
+from bornlib import cli, corpus, minicorpus, profiles, runs, training
 from bornlib.cli import main
-from bornlib.corpus import ROOT, Vocabulary
+from bornlib.corpus import ROOT
 
 PREMISE, HYPOTHESIS = "A man plays guitar on stage.", "A woman is asleep."
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    """A checkpoint file of a small untrained Born Transformer."""
-    path = tmp_path_factory.mktemp("checkpoint") / "tiny.safetensors"
-    pairs = minicorpus.load_split("dev").pairs[:300]
-    vocabulary = Vocabulary.from_pairs(pairs)
-    model = models.build("born", len(vocabulary), 3)
-    training.save_checkpoint(path, model, vocabulary, training.Recipe("born", 3), {"train_pairs": 300, "epochs": []})
-    return path
 
 
 @pytest.fixture
